@@ -10,22 +10,9 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from server.states import Action, AttemptStatus, Desired, Status
 from workers.contract import Number
 
-JobStatus = Literal[
-    "queued",
-    "starting",
-    "running",
-    "stopping",
-    "paused",
-    "cancelled",
-    "failed",
-    "succeeded",
-    "deleting",
-    "delete_failed",
-]
-Desired = Literal["run", "pause", "cancel", "kill"]
-Action = Literal["cancel", "kill", "pause", "resume", "clone", "delete"]
 Role = Literal["admin", "member", "viewer"]
 Topic = Literal["job", "metrics", "memory", "ledger", "logs", "checkpoints", "events", "queue", "nodes"]
 
@@ -70,7 +57,7 @@ class Problem(View):
     code: str = Field(description="stable name of the kind of error", examples=["invalid_spec", "illegal_action"])
     instance: str | None = None
     errors: list[FieldProblem] = []
-    job_status: JobStatus | None = Field(None, description="present state, when an action was impossible")
+    job_status: Status | None = Field(None, description="present state, when an action was impossible")
     allowed_actions: list[Action] | None = Field(None, description="what the present state allows")
 
 
@@ -95,7 +82,7 @@ class JobListItem(View):
     name: str
     tags: list[str]
     owner: str
-    status: JobStatus
+    status: Status
     desired: Desired
     reason: ReasonView | None
     priority: int
@@ -155,7 +142,7 @@ class AttemptView(View):
 
     id: str
     number: int = Field(description="also the fence")
-    status: str = Field(examples=["running"])
+    status: AttemptStatus
     reason: ReasonView | None
     error: ErrorView | None
     ranks: int
@@ -448,7 +435,7 @@ class ExplainView(View):
     """Why a job is where it is, and what would move it."""
 
     job_id: str
-    status: JobStatus
+    status: Status
     reason: ReasonView | None
     sentence: str
     unblock: str | None
@@ -515,7 +502,7 @@ class ActionResult(View):
 
     id: str
     ok: bool
-    status: JobStatus | None
+    status: Status | None
     error: str | None = None
 
 
