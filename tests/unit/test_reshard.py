@@ -1,0 +1,72 @@
+"""The planner of reading: every needed block comes from exactly where it was written."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zero_engine.reshard import MissingBlocks, Move, Run, bytes_needed, moves
+
+
+def cut(kind: str, blocks: int, ranks: int) -> list[Run]:
+    """The block space cut into `ranks` contiguous runs, empty ones left out."""
+    edges = [blocks * rank // ranks for rank in range(ranks + 1)]
+    return [Run(kind, first, stop - first) for first, stop in pairwise(edges) if stop > first]
+
+
+def test_the_same_cut_is_one_copy_per_run() -> None:
+    """Reading with the ranks that wrote copies each run whole."""
+    runs = cut("master", 10, 3)
+    assert moves(runs, runs) == tuple(Move(i, 0, i, 0, run.count) for i, run in enumerate(runs))
+
+
+def test_two_ranks_to_three_by_hand() -> None:
+    """A literal case: [0 1 2 | 3 4 5] read as [0 1 | 2 3 | 4 5]."""
+    assert moves(cut("m", 6, 2), cut("m", 6, 3)) == (
+        Move(0, 0, 0, 0, 2),
+        Move(0, 2, 1, 0, 1),
+        Move(1, 0, 1, 1, 1),
+        Move(1, 1, 2, 0, 2),
+    )
+
+
+def test_kinds_do_not_mix() -> None:
+    """A moment is never read where a master weight lies."""
+    have = [Run("exp_avg", 0, 4), Run("master", 0, 4)]
+    assert moves(have, [Run("master", 1, 2)]) == (Move(1, 1, 0, 0, 2),)
+
+
+def test_a_missing_block_is_named() -> None:
+    """A hole is an error that says which kind and which blocks, not zeros."""
+    with pytest.raises(MissingBlocks, match="blocks 4 to 5 of master"):
+        moves([Run("master", 0, 4)], [Run("master", 2, 4)])
+    with pytest.raises(MissingBlocks, match="ema"):
+        moves([Run("master", 0, 4)], [Run("ema", 0, 1)])
+
+
+def test_two_shards_with_the_same_block_are_refused() -> None:
+    """A block has one owner; two claims mean a manifest that lies."""
+    with pytest.raises(ValueError, match="block 3 of m"):
+        moves([Run("m", 0, 4), Run("m", 3, 2)], [])
+
+
+@given(blocks=st.integers(1, 60), old=st.integers(1, 9), new=st.integers(1, 9), data=st.data())
+def test_every_needed_block_is_copied_once_from_its_place(blocks: int, old: int, new: int, data: st.DataObject) -> None:
+    """For any two cuts, executing the moves on a numbered array reproduces the numbers."""
+    have = data.draw(st.permutations(cut("m", blocks, old) + cut("v", blocks, old)))
+    need = cut("v", blocks, new) + cut("m", blocks, new)
+    targets = [[-1] * run.count for run in need]
+    for move in moves(have, need):
+        assert have[move.source].kind == need[move.target].kind
+        for i in range(move.count):
+            assert targets[move.target][move.target_block + i] == -1
+            targets[move.target][move.target_block + i] = have[move.source].first + move.source_block + i
+    assert targets == [list(range(run.first, run.stop)) for run in need]
+
+
+def test_bytes_needed_counts_whole_blocks() -> None:
+    """The bytes a rank will read are known before launch."""
+    assert bytes_needed(cut("m", 10, 3), 1024) == 10240

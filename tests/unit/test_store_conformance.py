@@ -1,0 +1,120 @@
+"""What every store promises; the local folder and object stores pass the same tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zero_engine.store import LocalStore, NotFound, Store, StoreError
+
+
+@pytest.fixture(params=["local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty store of each kind."""
+    yield LocalStore(tmp_path / "store")
+
+
+def test_what_is_put_is_what_is_read(store: Store) -> None:
+    """Bytes come back whole and in ranges."""
+    data = bytes(range(256)) * 10
+    store.put("folder/name", data)
+    assert store.get("folder/name") == data
+    assert store.size("folder/name") == len(data)
+    buffer = bytearray(100)
+    store.read_into("folder/name", 1000, memoryview(buffer))
+    assert bytes(buffer) == data[1000:1100]
+
+
+def test_an_object_in_pieces_appears_when_its_block_ends(store: Store) -> None:
+    """Until the writer commits nobody sees the object."""
+    with store.create("a/b") as writer:
+        writer.write(b"one")
+        writer.write(memoryview(bytearray(b"two")))
+        assert list(store.list()) == []
+    assert store.get("a/b") == b"onetwo"
+    assert list(store.list("a/")) == ["a/b"]
+
+
+def test_a_buffer_may_be_reused_after_write_returns(store: Store) -> None:
+    """A writer keeps no view of the caller's memory."""
+    buffer = bytearray(b"x" * 1000)
+    with store.create("a/b") as writer:
+        writer.write(buffer)
+        buffer[:] = b"y" * 1000
+    assert store.get("a/b") == b"x" * 1000
+
+
+def test_an_exception_while_writing_keeps_the_old_object(store: Store) -> None:
+    """An abandoned writer leaves nothing and replaces nothing."""
+    store.put("a/b", b"old")
+    with pytest.raises(RuntimeError), store.create("a/b") as writer:
+        writer.write(b"new")
+        raise RuntimeError
+    assert store.get("a/b") == b"old"
+    assert list(store.list()) == ["a/b"]
+
+
+def test_putting_again_replaces(store: Store) -> None:
+    """The last commit wins, whole."""
+    store.put("a/b", b"a longer first object")
+    store.put("a/b", b"second")
+    assert store.get("a/b") == b"second"
+
+
+def test_an_empty_object_is_an_object(store: Store) -> None:
+    """Zero bytes are stored, listed and read."""
+    store.put("a/empty", b"")
+    assert store.get("a/empty") == b"" and store.size("a/empty") == 0
+    store.read_into("a/empty", 0, memoryview(bytearray()))
+
+
+def test_what_is_not_there_is_not_found(store: Store) -> None:
+    """get, size and read_into of an unknown key raise NotFound; deleting it twice is no error."""
+    for call in (store.get, store.size):
+        with pytest.raises(NotFound, match="nowhere"):
+            call("a/nowhere")
+    with pytest.raises(NotFound):
+        store.read_into("a/nowhere", 0, memoryview(bytearray(1)))
+    store.put("a/b", b"x")
+    store.delete("a/b")
+    store.delete("a/b")
+    assert list(store.list()) == []
+
+
+def test_reading_past_the_end_is_an_error(store: Store) -> None:
+    """A truncated object is never padded."""
+    store.put("a/b", b"12345")
+    with pytest.raises(StoreError):
+        store.read_into("a/b", 3, memoryview(bytearray(3)))
+    with pytest.raises(StoreError):
+        store.read_into("a/b", 10, memoryview(bytearray(3)))
+
+
+def test_lists_are_by_folder(store: Store) -> None:
+    """A prefix is a folder, not the beginning of a name."""
+    for key in ("a/1", "a/sub/2", "ab/3", "top"):
+        store.put(key, b"x")
+    assert sorted(store.list()) == ["a/1", "a/sub/2", "ab/3", "top"]
+    assert sorted(store.list("a/")) == ["a/1", "a/sub/2"]
+    assert sorted(store.folders()) == ["a", "ab"]
+    assert list(store.list("none/")) == []
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/../b", "a/", ".tmp-x", "a/.tmp-x", "a\0b"])
+def test_a_key_cannot_leave_the_store(store: Store, key: str) -> None:
+    """Absolute, empty and climbing keys are refused."""
+    with pytest.raises(StoreError, match="not a key"):
+        store.put(key, b"x")
+
+
+def test_names_in_any_script_are_keys(store: Store) -> None:
+    """Keys are text, not ASCII."""
+    store.put("文件夹/é ü", b"x")
+    assert list(store.list("文件夹/")) == ["文件夹/é ü"]
+
+
+def test_an_empty_store_lists_nothing(store: Store) -> None:
+    """A store that was never written is empty, not an error."""
+    assert list(store.list()) == [] and list(store.folders()) == []

@@ -1,0 +1,120 @@
+"""The local folder as a store: durable, atomic, and honest about what failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zero_engine.store import FileCalls, LocalStore, NotFound, StoreDenied, StoreError, StoreFull, as_store
+
+
+class Counted(FileCalls):
+    """Records the calls by name, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def sync(self, descriptor: int) -> None:
+        self.calls.append("sync")
+        super().sync(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.calls.append("rename")
+        super().rename(source, target)
+
+    def make_folder(self, path: Path) -> None:
+        self.calls.append("make_folder")
+        super().make_folder(path)
+
+
+def test_an_object_is_synced_before_and_after_it_gets_its_name(tmp_path: Path) -> None:
+    """Durability: fsync of the data, rename, fsync of the folder; a new folder is synced into its parent."""
+    files = Counted()
+    LocalStore(tmp_path, files).put("a/b", b"x")
+    assert files.calls == ["make_folder", "sync", "sync", "rename", "sync"]
+
+
+def test_a_full_disk_leaves_the_old_object_and_no_debris(tmp_path: Path) -> None:
+    """ENOSPC half-way: the writer raises StoreFull, what had the key stays, the temporary file is gone."""
+
+    class Full(FileCalls):
+        def write(self, descriptor: int, data: memoryview) -> int:
+            raise OSError(28, "No space left on device")
+
+    LocalStore(tmp_path).put("a/b", b"old")
+    with pytest.raises(StoreFull, match="a/b: No space left"):
+        LocalStore(tmp_path, Full()).put("a/b", b"new")
+    assert LocalStore(tmp_path).get("a/b") == b"old"
+    assert os.listdir(tmp_path / "a") == ["b"]
+
+
+def test_a_failing_fsync_publishes_nothing(tmp_path: Path) -> None:
+    """An fsync that fails means that the bytes may be lost: the object does not appear."""
+
+    class Broken(FileCalls):
+        def sync(self, descriptor: int) -> None:
+            raise OSError(5, "Input/output error")
+
+    (tmp_path / "a").mkdir()
+    with pytest.raises(StoreError, match="a/b: Input/output error"):
+        LocalStore(tmp_path, Broken()).put("a/b", b"new")
+    assert os.listdir(tmp_path / "a") == []
+
+
+def test_a_read_only_store_says_so(tmp_path: Path) -> None:
+    """EROFS and EACCES are one kind, so that the message can say what to do."""
+
+    class ReadOnly(FileCalls):
+        def open(self, path: Path) -> int:
+            raise OSError(30, "Read-only file system")
+
+    with pytest.raises(StoreDenied, match="Read-only"):
+        LocalStore(tmp_path, ReadOnly()).put("b", b"new")
+
+
+def test_a_file_size_limit_is_a_full_store(tmp_path: Path) -> None:
+    """A quota in the kernel (RLIMIT_FSIZE) ends like a full disk."""
+    program = f"""
+import resource
+from zero_engine.store import LocalStore, StoreFull
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    LocalStore({str(tmp_path)!r}).put("a/b", bytes(8192))
+except StoreFull:
+    print("full")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "full"
+    assert list(LocalStore(tmp_path).list()) == []
+
+
+def test_a_writer_killed_half_way_leaves_an_unlisted_file_that_can_be_removed(tmp_path: Path) -> None:
+    """kill -9 between write and rename: no object, and delete_unfinished takes the rest away."""
+    program = f"""
+import os, signal
+from zero_engine.store import FileCalls, LocalStore
+class Dies(FileCalls):
+    def rename(self, source, target):
+        os.kill(os.getpid(), signal.SIGKILL)
+LocalStore({str(tmp_path)!r}, Dies()).put("a/b", b"x")
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGKILL
+    store = LocalStore(tmp_path)
+    assert list(store.list()) == [] and len(os.listdir(tmp_path / "a")) == 1
+    with pytest.raises(NotFound):
+        store.get("a/b")
+    store.delete_unfinished("a/")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_path_is_a_store(tmp_path: Path) -> None:
+    """Wherever a store is wanted, a folder will do."""
+    store = LocalStore(tmp_path)
+    assert as_store(store) is store
+    assert as_store(str(tmp_path)).url == as_store(tmp_path).url == str(tmp_path)
