@@ -52,6 +52,9 @@ _REASONS: tuple[Reason, ...] = (
     Reason("cluster_unavailable", Status.QUEUED, "free", "The cluster does not answer: {message}"),
     Reason("preempted", Status.QUEUED, "free", "Stopped to make room for job {ahead}; it goes on by itself."),
     Reason("retrying", Status.QUEUED, "none", "Trying again after: {message}"),
+    Reason("launch_lost", Status.QUEUED, "free", "The launch was interrupted before anything ran; it starts again."),
+    Reason("orphaned", Status.QUEUED, "free", "The ranks left because no server was there; it goes on by itself."),
+    Reason("unreachable", Status.RUNNING, "none", "No sign of life of rank {rank} on {node}; waiting for it."),
     # asked for
     Reason("paused_by_user", Status.PAUSED, "none", "Paused by {actor}."),
     Reason("server_stopped", Status.PAUSED, "none", "The server was stopped; the next start resumes it."),
@@ -100,6 +103,7 @@ _REASONS: tuple[Reason, ...] = (
         "infrastructure",
         "Rank {rank} on {node} did not join within {seconds:g} s.",
     ),
+    Reason("peer_lost", Status.FAILED, "infrastructure", "Rank {rank} lost its peers: {message}"),
     Reason("rendezvous_failed", Status.FAILED, "infrastructure", "The ranks could not join: {message}"),
     Reason("launch_failed", Status.FAILED, "infrastructure", "The ranks could not be started: {message}"),
     Reason("storage_failed", Status.FAILED, "infrastructure", "The checkpoint store failed: {message}"),

@@ -41,7 +41,7 @@ class Settings:
     tick_seconds: float = 1.0  # the controller looks at least this often
     heartbeat_seconds: float = 2.0  # between signs of life of an actor
     unreachable_seconds: float = 30.0  # without a sign of life a running job is shown as unreachable
-    lost_seconds: float = 60.0  # an attempt that the answering cluster does not list for so long is lost
+    lost_seconds: float = 5.0  # an attempt that the answering cluster does not list for so long is lost
     start_deadline_seconds: float = 120.0  # from launch to every rank joined, preparing data not counted
     save_deadline_seconds: float = 300.0  # a save that makes no progress for so long is given up
     no_progress_seconds: float = 1800.0  # without a completed step, after training began
