@@ -1,0 +1,208 @@
+"""Checkpoints and their shards: what ranks published, verified marks, pins."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import Row, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from server.db import Tx
+from server.ids import new_id
+from server.models import Attempt, Checkpoint, CheckpointShard, Job
+from server.rows.numbers import join, split
+from server.views import CheckpointShardView, CheckpointView
+from workers.contract import CheckpointRecord
+
+CheckpointStatus = Literal["complete", "verified", "corrupt", "deleted"]
+USABLE: tuple[CheckpointStatus, ...] = ("complete", "verified")
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A checkpoint as retention and resume need it."""
+
+    id: str
+    job_id: str
+    attempt: int
+    step: int
+    folder: str
+    status: str
+    pinned: bool
+    eval_loss: float | None
+    created_at: datetime
+
+
+_REF = [getattr(Checkpoint, name) for name in CheckpointRef.__dataclass_fields__]
+
+
+async def record(tx: Tx, job_id: str, attempt: int, report: CheckpointRecord) -> str | None:
+    """Insert a published checkpoint with its shards; None when this folder is already known (a repeated message)."""
+    eval_loss, flag = split(report.eval_loss)
+    checkpoint_id = new_id()
+    inserted = await tx.execute(
+        tx.insert(Checkpoint)
+        .values(
+            id=checkpoint_id,
+            job_id=job_id,
+            attempt=attempt,
+            step=report.step,
+            folder=report.folder,
+            status="verified",  # its writers checked what they wrote before the manifest was published
+            ranks=report.ranks,
+            stage=report.stage,
+            bytes=sum(shard.bytes for shard in report.shards),
+            digest=report.digest,
+            eval_loss=eval_loss,
+            eval_loss_flag=flag,
+            seconds=report.seconds,
+            created_at=report.at,
+        )
+        .on_conflict_do_nothing(index_elements=["job_id", "folder"])
+    )
+    if inserted.rowcount != 1:
+        return None
+    shards = [{"checkpoint_id": checkpoint_id, **shard.model_dump()} for shard in report.shards]
+    if shards:
+        await tx.execute(insert(CheckpointShard), shards)
+    tx.changed("checkpoints", job_id)
+    return checkpoint_id
+
+
+async def of_job(connection: AsyncConnection, job_id: str) -> list[CheckpointRef]:
+    """Checkpoints of a job that still exist, newest step first; of one step the newest attempt first."""
+    statement = (
+        select(*_REF)
+        .where(Checkpoint.job_id == job_id, Checkpoint.status != "deleted")
+        .order_by(Checkpoint.step.desc(), Checkpoint.attempt.desc())
+    )
+    return [_ref(row) for row in (await connection.execute(statement)).all()]
+
+
+async def newest_usable(connection: AsyncConnection, job_id: str) -> CheckpointRef | None:
+    """What a resume starts from when nobody named a checkpoint: of the newest attempt that has one, the last step."""
+    statement = (
+        select(*_REF)
+        .where(Checkpoint.job_id == job_id, Checkpoint.status.in_(USABLE))
+        .order_by(Checkpoint.attempt.desc(), Checkpoint.step.desc())
+        .limit(1)
+    )
+    row = (await connection.execute(statement)).one_or_none()
+    return None if row is None else _ref(row)
+
+
+async def resume_point(connection: AsyncConnection, job_id: str) -> CheckpointRef | None:
+    """The checkpoint the next attempt starts from, or None for the beginning.
+
+    In this order: the one that a person named; the newest of the newest attempt; what that attempt itself started from;
+    the newest of any attempt.
+    """
+    job = (await connection.execute(select(Job.resume_checkpoint, Job.attempt).where(Job.id == job_id))).one_or_none()
+    if job is None:
+        return None
+    newest = await newest_usable(connection, job_id)
+    named = await _usable(connection, job.resume_checkpoint)
+    if named is not None or (newest is not None and newest.attempt == job.attempt):
+        return named or newest
+    statement = select(Attempt.resume_checkpoint).where(Attempt.job_id == job_id, Attempt.number == job.attempt)
+    return await _usable(connection, await connection.scalar(statement)) or newest
+
+
+async def find(connection: AsyncConnection, checkpoint_id: str) -> CheckpointRef | None:
+    """One checkpoint, or None."""
+    row = (await connection.execute(select(*_REF).where(Checkpoint.id == checkpoint_id))).one_or_none()
+    return None if row is None else _ref(row)
+
+
+async def views(
+    connection: AsyncConnection, *, job_id: str | None = None, checkpoint_id: str | None = None
+) -> list[CheckpointView]:
+    """Checkpoints with their shards, of a job (newest step first) or by id."""
+    statement = select(Checkpoint.__table__).order_by(Checkpoint.step.desc(), Checkpoint.attempt.desc())
+    if job_id is not None:
+        statement = statement.where(Checkpoint.job_id == job_id)
+    if checkpoint_id is not None:
+        statement = statement.where(Checkpoint.id == checkpoint_id)
+    rows = (await connection.execute(statement)).all()
+    shards = await _shards(connection, [row.id for row in rows])
+    return [_view(row, shards.get(row.id, [])) for row in rows]
+
+
+async def set_status(
+    tx: Tx,
+    checkpoint_id: str,
+    status: CheckpointStatus,
+    *,
+    problem: str | None = None,
+    bad_shards: Mapping[int, Literal["missing", "corrupt"]] | None = None,
+) -> None:
+    """Mark a checkpoint and, by rank, its bad shards."""
+    await tx.execute(update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(status=status, problem=problem))
+    of_checkpoint = CheckpointShard.checkpoint_id == checkpoint_id
+    if status == "verified":
+        await tx.execute(update(CheckpointShard).where(of_checkpoint).values(status="ok"))
+    for rank, shard_status in (bad_shards or {}).items():
+        await tx.execute(
+            update(CheckpointShard).where(of_checkpoint, CheckpointShard.rank == rank).values(status=shard_status)
+        )
+    found = await find(tx.connection, checkpoint_id)
+    tx.changed("checkpoints", None if found is None else found.job_id)
+
+
+async def mark_corrupt_folder(tx: Tx, job_id: str, folder: str, problem: str) -> None:
+    """Mark a checkpoint that a rank could not read, by its folder."""
+    await tx.execute(
+        update(Checkpoint)
+        .where(Checkpoint.job_id == job_id, Checkpoint.folder == folder)
+        .values(status="corrupt", problem=problem)
+    )
+    tx.changed("checkpoints", job_id)
+
+
+async def pin_newest(tx: Tx, job_id: str) -> None:
+    """Pin what the job would resume from, and nothing else of it."""
+    await unpin(tx, job_id)
+    needed = await resume_point(tx.connection, job_id)
+    if needed is not None:
+        await tx.execute(update(Checkpoint).where(Checkpoint.id == needed.id).values(pinned=True))
+        tx.changed("checkpoints", job_id)
+
+
+async def unpin(tx: Tx, job_id: str) -> None:
+    """Take every pin of a job away."""
+    statement = update(Checkpoint).where(Checkpoint.job_id == job_id, Checkpoint.pinned).values(pinned=False)
+    if (await tx.execute(statement)).rowcount:
+        tx.changed("checkpoints", job_id)
+
+
+async def _usable(connection: AsyncConnection, checkpoint_id: str | None) -> CheckpointRef | None:
+    found = None if checkpoint_id is None else await find(connection, checkpoint_id)
+    return found if found is not None and found.status in USABLE else None
+
+
+async def _shards(connection: AsyncConnection, ids: Collection[str]) -> dict[str, list[CheckpointShardView]]:
+    if not ids:
+        return {}
+    statement = (
+        select(CheckpointShard.__table__)
+        .where(CheckpointShard.checkpoint_id.in_(ids))
+        .order_by(CheckpointShard.checkpoint_id, CheckpointShard.rank)
+    )
+    found: dict[str, list[CheckpointShardView]] = {}
+    for row in (await connection.execute(statement)).all():
+        fields = dict(row._mapping)
+        found.setdefault(fields.pop("checkpoint_id"), []).append(CheckpointShardView.model_validate(fields))
+    return found
+
+
+def _view(row: Row[Any], shards: Sequence[CheckpointShardView]) -> CheckpointView:
+    fields = dict(row._mapping)
+    fields["eval_loss"] = join(row.eval_loss, fields.pop("eval_loss_flag"))
+    return CheckpointView.model_validate({**fields, "shards": list(shards)})
+
+
+def _ref(row: Row[Any]) -> CheckpointRef:
+    return CheckpointRef(**row._mapping)
