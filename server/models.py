@@ -124,6 +124,7 @@ class Job(Base):
     attempt: Mapped[int] = mapped_column(default=0)  # number of the newest attempt
     user_failures: Mapped[int] = mapped_column(default=0)
     infrastructure_failures: Mapped[int] = mapped_column(default=0)
+    progress_step: Mapped[int] = mapped_column(default=0)  # of the newest checkpoint when a failure was last counted
     resume_checkpoint: Mapped[str | None] = mapped_column(Uuid)  # named by a person; None: the newest verified
 
     phase: Mapped[str | None]
@@ -175,8 +176,10 @@ class Attempt(Base):
     chunk: Mapped[int]
     device: Mapped[str | None]
     created_at: Mapped[datetime]
-    started_at: Mapped[datetime | None]  # first rank training
+    launched_at: Mapped[datetime | None]  # the cluster took it
+    started_at: Mapped[datetime | None]  # every rank training
     stop_at: Mapped[datetime | None]  # when the stop was sent
+    kill_at: Mapped[datetime | None]  # when the kill was last sent
     ended_at: Mapped[datetime | None]
     released_at: Mapped[datetime | None]
     resume_step: Mapped[int | None]
