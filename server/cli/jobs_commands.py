@@ -1,0 +1,225 @@
+"""Commands on jobs: submit, jobs, show, logs, watch, and what a person may ask of one."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any
+
+import typer
+
+from server.cli.client import Json
+from server.cli.connection import Session
+from server.cli.follow import follow, is_at_rest, wait_for
+from server.cli.output import age_text, number_text, plain, seconds_text, short_id, status_text
+from server.cli.spec_file import SetOption, SpecArgument, as_body, read_spec
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, end of an id, name, or `latest`.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids, ends of ids, names, or `latest`.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show the job until it ends.")]
+Key = Annotated[
+    str | None, typer.Option("--idempotency-key", help="The same key again gives the same job instead of a second one.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Come back when every process of it is gone.")]
+
+
+def submit(
+    session: Session, spec: SpecArgument, follow_it: Follow = False, changes: SetOption = None, key: Key = None
+) -> None:
+    """Submit a job spec to the server."""
+    body = as_body(read_spec(spec, changes or []))
+    job = session.client.post("/v1/jobs", body, headers={"Idempotency-Key": key or uuid.uuid4().hex})
+    if not follow_it:
+        session.output.result(job, lambda: _say_submitted(session, job))
+        return
+    session.output.say(f"Submitted {plain(job['name'])} as {job['id']}.")
+    follow(session, job["id"])
+
+
+def _say_submitted(session: Session, job: Json) -> None:
+    session.output.say(f"Submitted {plain(job['name'])} as {job['id']}.")
+    session.output.say(f"See it: {session.client.address.url}/jobs/{job['id']}  or: shardyard watch {short_id(job['id'])}")
+
+
+def jobs(
+    session: Session,
+    status: Annotated[list[str] | None, typer.Option("--status", help="Only these states.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Only with this tag.")] = None,
+    search: Annotated[str | None, typer.Option("--search", "-q", help="Only with this in the name.")] = None,
+    sort: Annotated[str | None, typer.Option("--sort", help="-created_at, name, status, loss, ...")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+) -> None:
+    """List jobs, newest first."""
+    chosen = ",".join(status) if status else None
+    items = session.client.items("/v1/jobs", limit, status=chosen, tag=tag, q=search, sort=sort)
+    session.output.result(items, lambda: _draw_jobs(session, items))
+
+
+def _draw_jobs(session: Session, items: list[Json]) -> None:
+    if not items:
+        session.output.say("No jobs. Submit one: shardyard submit examples/gpt_stdlib.yaml")
+        return
+    session.output.table(
+        ("Id", "Name", "Status", ">Step", ">Loss", "Ranks x stage", ">Age", "Reason"),
+        (
+            (
+                short_id(job["id"]),
+                job["name"],
+                status_text(job["status"]),
+                f"{job['step']}/{job['steps']}",
+                number_text(job["loss"]),
+                f"{job['ranks']} x {_stage(job['stage'])}",
+                age_text(job["created_at"]),
+                job["reason"]["sentence"] if job["reason"] else "",
+            )
+            for job in items
+        ),
+    )
+
+
+def _stage(stage: int | None) -> str:
+    return "auto" if stage is None else str(stage)
+
+
+def show(session: Session, job: JobArgument) -> None:
+    """Show one job: state, progress, attempts."""
+    job_id = session.job(job)
+    view = session.client.get(f"/v1/jobs/{job_id}")
+    attempts = session.client.get(f"/v1/jobs/{job_id}/attempts")
+    attempts = attempts["items"] if isinstance(attempts, dict) else attempts
+    session.output.result({**view, "attempts": attempts}, lambda: _draw_job(session, view, attempts))
+
+
+def _draw_job(session: Session, job: Json, attempts: list[Json]) -> None:
+    from rich.table import Table
+
+    facts: list[tuple[str, Any]] = [
+        ("Name", plain(job["name"])),
+        ("Id", job["id"]),
+        ("Status", status_text(job["status"])),
+        ("Reason", plain(job["reason"]["sentence"]) if job["reason"] else "-"),
+        ("Step", f"{job['step']} of {job['steps']}"),
+        ("Loss", number_text(job["loss"], 6)),
+        ("Tokens/s", number_text(job["tokens_per_second"])),
+        ("ETA", seconds_text(job["eta_seconds"])),
+        ("Ranks x stage", f"{job['ranks']} x {_stage(job['stage'])}"),
+        ("V, C", f"{job['micro_batches']} micro-batches, chunks of {job['chunk']}"),
+        ("Digest", job["digest"] or "-"),
+        ("Age", age_text(job["created_at"])),
+        ("Possible now", ", ".join(job["allowed_actions"]) or "-"),
+        ("Page", f"{session.client.address.url}/jobs/{job['id']}"),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        grid.add_row(name, value)
+    session.output.draw(grid)
+    if attempts:
+        session.output.table(
+            (">Attempt", "Status", "Ranks x stage", ">From step", ">Last step", "Reason"),
+            (
+                (
+                    str(attempt["number"]),
+                    attempt["status"],
+                    f"{attempt['ranks']} x {attempt['stage']}",
+                    number_text(attempt["resumed_from_step"] or 0),
+                    number_text(attempt["last_step"]),
+                    attempt["reason"]["sentence"] if attempt["reason"] else "",
+                )
+                for attempt in attempts
+            ),
+        )
+    if job.get("error"):
+        session.output.say(plain(job["error"]["traceback"]))
+
+
+def logs(
+    session: Session,
+    job: JobArgument,
+    follow_it: Follow = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
+    search: Annotated[str | None, typer.Option("--search", "-q", help="Only lines with this text.")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin so many lines before the end.")] = 100,
+) -> None:
+    """Print what the ranks of a job wrote; the lines stay text in any case, unless --json is given."""
+    job_id = session.job(job)
+    query = {"rank": rank, "q": search}
+    path = f"/v1/jobs/{job_id}/logs"
+    window = session.client.get(path, limit=max(lines, 1), **query)
+    _print_lines(session, window["items"][-lines:] if lines else [])
+    after = window["next_after"]
+    if not follow_it:
+        return
+    at_rest = False
+    for _ in session.client.changes(job_id, at_least_every_seconds=2.0):
+        while True:
+            window = session.client.get(path, after=after, limit=1000, **query)
+            after = window["next_after"] if window["next_after"] is not None else after
+            if not window["items"]:
+                break
+            _print_lines(session, window["items"])
+        if at_rest:
+            return
+        at_rest = is_at_rest(session.client.get(f"/v1/jobs/{job_id}"))
+
+
+def _print_lines(session: Session, items: list[Json]) -> None:
+    for item in items:
+        text = item["text"].rstrip("\n")
+        print(f"{item['rank']}| {plain(text) if session.output.terminal else text}", flush=True)
+
+
+def watch(session: Session, job: JobArgument = "latest") -> None:
+    """Show a job's progress until it ends; Ctrl-C leaves the job running."""
+    follow(session, session.job(job))
+
+
+def cancel(session: Session, jobs: JobsArgument, wait: Wait = False) -> None:
+    """Stop jobs at the next step, after a checkpoint."""
+    _ask(session, "cancel", jobs, wait)
+
+
+def kill(session: Session, jobs: JobsArgument, wait: Wait = False) -> None:
+    """End jobs at once, without a checkpoint."""
+    _ask(session, "kill", jobs, wait)
+
+
+def pause(session: Session, jobs: JobsArgument, wait: Wait = False) -> None:
+    """Stop jobs after a checkpoint that is kept until they are resumed."""
+    _ask(session, "pause", jobs, wait)
+
+
+def _ask(session: Session, action: str, named: list[str], wait: bool) -> None:
+    results = []
+    for job_id in [session.job(name) for name in named]:
+        job = session.client.post(f"/v1/jobs/{job_id}/{action}")
+        results.append(wait_for(session, job_id, is_at_rest) if wait else job)
+    session.output.result(results, lambda: _say_states(session, results))
+
+
+def _say_states(session: Session, results: list[Json]) -> None:
+    for job in results:
+        reason = f": {job['reason']['sentence']}" if job["reason"] else ""
+        session.output.say(plain(f"{short_id(job['id'])} {job['name']} is {job['status']}{reason}"))
+
+
+def resume(
+    session: Session,
+    job: JobArgument,
+    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Go on with so many ranks.")] = None,
+    stage: Annotated[int | None, typer.Option("--stage", min=0, max=3, help="Go on at this ZeRO stage.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Train to this step.")] = None,
+    checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="Id; default: the newest verified.")] = None,
+    follow_it: Follow = False,
+) -> None:
+    """Go on from a checkpoint, also with other ranks, stage or more steps: the bits stay the same."""
+    job_id = session.job(job)
+    body = {
+        "ranks": ranks,
+        "zero": None if stage is None else {"stage": stage},
+        "train": None if steps is None else {"steps": steps},
+        "checkpoint": checkpoint,
+    }
+    answer = session.client.post(f"/v1/jobs/{job_id}/resume", {k: v for k, v in body.items() if v is not None})
+    if follow_it:
+        follow(session, job_id)
+        return
+    session.output.result(answer, lambda: _say_states(session, [answer]))
