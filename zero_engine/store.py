@@ -47,6 +47,12 @@ class StoreDenied(StoreError):
     code = "store_denied"
 
 
+class StoreAway(StoreError):
+    """The store cannot be reached now, after all retries: says nothing about what it holds. Try again later."""
+
+    code = "store_away"
+
+
 class Writer(Protocol):
     """An object being written. Leaving the `with` block normally commits it; an exception leaves nothing behind."""
 

@@ -1,0 +1,214 @@
+"""One rank's file of a checkpoint: written from memory with a checksum per block, read back block by block. Torch-free.
+
+The order of a save is the whole safety argument: every rank puts its shard, then its record; rank 0 waits for all
+records, then publishes the manifest. Each put is atomic and durable, so whatever is killed, a folder with a manifest is
+complete and a folder without one is nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from zero_engine.manifest import (
+    CHECKSUM_BYTES,
+    Blob,
+    CheckpointError,
+    Json,
+    Segment,
+    Shard,
+    checksum_of,
+    decode_sealed,
+    encode_sealed,
+)
+from zero_engine.store import NotFound, Store, StoreAway, StoreError
+from zero_engine.tensorfile import Entry, encode_header
+
+MANIFEST = "manifest.json"
+BUFFER = "buffer/"  # begins the name of a module buffer in a shard
+PIECE_BYTES = 2**20  # hashed, then written, while it is in the processor's cache
+RECORD_FORMAT, RECORD_VERSION = "shardyard-shard", 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """Blocks in memory: `data` holds whole blocks of one kind, from block `first` on."""
+
+    kind: str
+    dtype: str
+    first: int
+    block_bytes: int
+    data: memoryview  # bytes
+
+
+@dataclass(frozen=True)
+class NamedSource:
+    """A tensor in memory that is stored whole."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview  # bytes
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a rank says when its shard is durable."""
+
+    shard: Shard
+    digest_part: int  # modulo 2^64; the parts of all ranks sum to the digest
+    ticket: str  # names the save: rank 0 takes no record of another one
+
+
+def shard_file(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def record_file(rank: int) -> str:
+    return f"rank-{rank:05d}.json"
+
+
+def write_shard(
+    store: Store, folder: str, rank: int, sources: Sequence[Source], named: Sequence[NamedSource] = ()
+) -> Shard:
+    """Write one rank's file and return its description. Raises StoreError; then nothing was published."""
+    entries = [Entry(_name(source), source.dtype, (_elements(source),)) for source in sources]
+    entries += [Entry(item.name, item.dtype, item.shape) for item in named]
+    header, placed = encode_header(entries, {"format": RECORD_FORMAT, "rank": str(rank)})
+    places = [entry.start for entry in placed]
+    with store.create(f"{folder}/{shard_file(rank)}") as writer:
+        writer.write(header)
+        segments = []
+        for source, place in zip(sources, places, strict=False):
+            checksums = bytearray()
+            for piece in _pieces(source.data, source.block_bytes):
+                checksums += block_checksums(piece, source.block_bytes)
+                writer.write(piece)
+            count = len(source.data) // source.block_bytes
+            segments.append(
+                Segment(source.kind, source.dtype, source.first, count, place, source.block_bytes, bytes(checksums))
+            )
+        blobs = []
+        for item, place in zip(named, places[len(sources) :], strict=True):
+            blobs.append(Blob(item.name, item.dtype, item.shape, place, checksum_of(item.data)))
+            writer.write(item.data)
+    end = placed[-1].stop if placed else len(header)
+    return Shard(rank, shard_file(rank), end, len(header), checksum_of(header), tuple(segments), tuple(blobs))
+
+
+def block_checksums(data: memoryview, block_bytes: int) -> bytes:
+    """CHECKSUM_BYTES per block, little-endian; `data` holds whole blocks."""
+    digest, little = xxhash.xxh3_64_intdigest, int.to_bytes
+    return b"".join(
+        [
+            little(digest(data[start : start + block_bytes]), CHECKSUM_BYTES, "little")
+            for start in range(0, len(data), block_bytes)
+        ]
+    )
+
+
+def read_blocks(
+    store: Store, folder: str, shard: Shard, segment: Segment, first: int, count: int, target: memoryview
+) -> None:
+    """Fill `target` with `count` blocks from block `first` of the segment on, every one verified.
+
+    Raises CheckpointError that names the file and the first damaged block.
+    """
+    block_bytes = segment.block_bytes
+    assert len(target) == count * block_bytes, f"{len(target)} bytes for {count} blocks of {block_bytes}"
+    done = 0
+    for piece in _pieces(target, block_bytes):
+        read_range(store, folder, shard, segment.offset + first * block_bytes + done, piece)
+        _verify(piece, segment, first + done // block_bytes, f"{shard.file} of {folder}")
+        done += len(piece)
+
+
+def read_range(store: Store, folder: str, shard: Shard, offset: int, target: memoryview) -> None:
+    """Fill `target` from a shard's file. A store that is away stays a StoreAway; anything else is a CheckpointError."""
+    try:
+        store.read_into(f"{folder}/{shard.file}", offset, target)
+    except StoreAway:
+        raise
+    except StoreError as error:
+        raise CheckpointError(f"{shard.file} of {folder} cannot be read: {error}") from error
+
+
+def read_blob(store: Store, folder: str, shard: Shard, blob: Blob) -> bytearray:
+    """The bytes of a named tensor, verified."""
+    data = bytearray(blob.num_bytes)
+    read_range(store, folder, shard, blob.offset, memoryview(data))
+    if checksum_of(memoryview(data)) != blob.checksum:
+        raise CheckpointError(f"{shard.file} of {folder}: the checksum of {blob.name} does not match")
+    return data
+
+
+def put_record(store: Store, folder: str, record: Record) -> None:
+    """Say that this rank's shard is durable."""
+    body: Json = {"shard": record.shard.to_json(), "digest_part": f"{record.digest_part:016x}", "ticket": record.ticket}
+    data = encode_sealed({"format": RECORD_FORMAT, "version": RECORD_VERSION}, body)
+    store.put(f"{folder}/{record_file(record.shard.rank)}", data)
+
+
+def get_record(store: Store, folder: str, rank: int) -> Record | None:
+    """A rank's record, None while it is not there."""
+    try:
+        _, body = decode_sealed(store.get(f"{folder}/{record_file(rank)}"))
+    except NotFound:
+        return None
+    return Record(Shard.from_json(body["shard"]), int(body["digest_part"], 16), body["ticket"])
+
+
+def wait_for_records(
+    store: Store, folder: str, ranks: int, ticket: str, patience_seconds: float, poll_seconds: float = 0.02
+) -> tuple[Record, ...]:
+    """The records of all ranks, in rank order. Raises CheckpointError naming the ranks that said nothing in time.
+
+    The patience starts anew whenever a record arrives: a slow store is waited for, a dead rank is not.
+    """
+    found: dict[int, Record] = {}
+    deadline = time.monotonic() + patience_seconds
+    while len(found) < ranks:
+        arrived = _new_records(store, folder, [rank for rank in range(ranks) if rank not in found], ticket)
+        if arrived:
+            found |= arrived
+            deadline = time.monotonic() + patience_seconds
+        elif time.monotonic() > deadline:
+            silent = sorted(set(range(ranks)) - set(found))
+            raise CheckpointError(f"{folder}: no shard from ranks {silent} within {patience_seconds:g} s")
+        else:
+            time.sleep(poll_seconds)
+    return tuple(found[rank] for rank in range(ranks))
+
+
+def _new_records(store: Store, folder: str, missing: Sequence[int], ticket: str) -> Mapping[int, Record]:
+    records = ((rank, get_record(store, folder, rank)) for rank in missing)
+    return {rank: record for rank, record in records if record is not None and record.ticket == ticket}
+
+
+def _verify(data: memoryview, segment: Segment, first: int, where: str) -> None:
+    """Compare whole pieces at once; look for the block only when they differ."""
+    expected = segment.checksums[first * CHECKSUM_BYTES :][: len(data) // segment.block_bytes * CHECKSUM_BYTES]
+    actual = block_checksums(data, segment.block_bytes)
+    if actual == expected:
+        return
+    for place in range(0, len(actual), CHECKSUM_BYTES):
+        if actual[place : place + CHECKSUM_BYTES] != expected[place : place + CHECKSUM_BYTES]:
+            block = segment.first + first + place // CHECKSUM_BYTES
+            raise CheckpointError(f"{where}: the checksum of {segment.kind} block {block} does not match")
+
+
+def _pieces(data: memoryview, block_bytes: int) -> Iterator[memoryview]:
+    size = max(block_bytes, PIECE_BYTES // block_bytes * block_bytes)
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def _name(source: Source) -> str:
+    return f"{source.kind}/{source.first}-{source.first + len(source.data) // source.block_bytes}"
+
+
+def _elements(source: Source) -> int:
+    return len(source.data) // Entry("", source.dtype, (1,)).num_bytes
