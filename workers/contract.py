@@ -39,7 +39,9 @@ def write_number(value: float) -> float | str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-Number = Annotated[float, BeforeValidator(_read_number), PlainSerializer(write_number, return_type=float | str, when_used="json")]
+Number = Annotated[
+    float, BeforeValidator(_read_number), PlainSerializer(write_number, return_type=float | str, when_used="json")
+]
 
 
 class Message(BaseModel):
@@ -73,6 +75,7 @@ class LaunchOrder(Message):
     store_url: str  # absolute folder or s3://...; the job's checkpoints live below it
     resume: ResumeFrom | None = None
     digest_every: Annotated[int, Field(ge=0)] = 0  # 0: only after the last step
+    sample_seconds: Annotated[float, Field(ge=0.0)] = 0.5  # between memory and ledger records; 0: at every step
 
 
 class PhaseRecord(Message):
@@ -89,7 +92,9 @@ class PointsRecord(Message):
     kind: Literal["points"] = "points"
     at: AwareDatetime
     step: Annotated[int, Field(ge=0)]
-    values: dict[str, Number]  # loss, grad_norm, lr, tokens_per_second, seconds, seconds/forward, bytes_sent, eval_loss, ...
+    values: dict[
+        str, Number
+    ]  # loss, grad_norm, lr, tokens_per_second, seconds, seconds/forward, bytes_sent, eval_loss, ...
 
 
 class MemoryRecord(Message):
@@ -192,7 +197,9 @@ class ResultRecord(Message):
 
     kind: Literal["result"] = "result"
     at: AwareDatetime
-    outcome: Literal["finished", "stopped", "failed", "died"]  # stopped: by the stop flag, after a checkpoint; died: no word from it
+    outcome: Literal[
+        "finished", "stopped", "failed", "died"
+    ]  # stopped: by the stop flag, after a checkpoint; died: no word from it
     step: Annotated[int, Field(ge=0)] = 0
     digest: str | None = None
     error: ErrorInfo | None = None
@@ -202,7 +209,15 @@ class ResultRecord(Message):
 
 
 Record = Annotated[
-    PhaseRecord | PointsRecord | MemoryRecord | LogRecord | CheckpointRecord | PlanRecord | LedgerRecord | EventRecord | ResultRecord,
+    PhaseRecord
+    | PointsRecord
+    | MemoryRecord
+    | LogRecord
+    | CheckpointRecord
+    | PlanRecord
+    | LedgerRecord
+    | EventRecord
+    | ResultRecord,
     Field(discriminator="kind"),
 ]
 RECORD: TypeAdapter[Record] = TypeAdapter(Record)

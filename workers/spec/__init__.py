@@ -1,0 +1,63 @@
+"""The job spec: what a person asks for, and how a text becomes one.
+
+Read `models.py` (the fields), then `reading.py` (text to `JobSpec`), `problems.py` (what is said of a wrong one) and
+`paths.py` (where a spec may point). Must not import torch, ray or `server`; `ruamel.yaml` is loaded on first use.
+"""
+
+from workers.spec.models import (
+    AdamWSpec,
+    BpeTokenizer,
+    CharTokenizer,
+    CheckpointSpec,
+    ConstantSchedule,
+    CosineSchedule,
+    DataSpec,
+    DigitsData,
+    EvalSpec,
+    GptModel,
+    JobSpec,
+    MlpModel,
+    ModelSpec,
+    PythonModel,
+    ResourceSpec,
+    RestartSpec,
+    TextData,
+    TokensData,
+    TrainSpec,
+    ZeroSpec,
+)
+from workers.spec.paths import path_problems, resolve_paths
+from workers.spec.problems import SpecError, SpecProblem, SpecTooLarge, problems_of
+from workers.spec.reading import load_spec, parse_spec, read_spec_file
+
+__all__ = [
+    "AdamWSpec",
+    "BpeTokenizer",
+    "CharTokenizer",
+    "CheckpointSpec",
+    "ConstantSchedule",
+    "CosineSchedule",
+    "DataSpec",
+    "DigitsData",
+    "EvalSpec",
+    "GptModel",
+    "JobSpec",
+    "MlpModel",
+    "ModelSpec",
+    "PythonModel",
+    "ResourceSpec",
+    "RestartSpec",
+    "SpecError",
+    "SpecProblem",
+    "SpecTooLarge",
+    "TextData",
+    "TokensData",
+    "TrainSpec",
+    "ZeroSpec",
+    "load_spec",
+    "parse_spec",
+    "path_problems",
+    "problems_of",
+    "read_spec_file",
+    "resolve_paths",
+]

@@ -1,0 +1,376 @@
+"""The fields of a job spec, validated once, at the edge.
+
+Every field of the reference page (`docs/job-spec.md`, generated from here) is a field below; an unknown field is an
+error. The models are frozen and strict: no text is read as a number and no float as an integer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+Positive = Annotated[int, Field(ge=1, le=2**53)]
+Width = Annotated[int, Field(ge=1, le=2**20)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0.0, le=1e30, allow_inf_nan=False)]
+
+
+def _wrong(pointer: str, message: str) -> PydanticCustomError:
+    """An error at a field of the whole spec: `pointer` is a JSON pointer from its root."""
+    return PydanticCustomError("spec", "{message}", {"pointer": pointer, "message": message})
+
+
+def _not_yet(*values: object) -> AfterValidator:
+    """Refuses values that the spec knows and the engine does not have yet."""
+
+    def check(value: Any) -> Any:
+        if value in values:
+            raise PydanticCustomError("not_available", "{value} is not available yet", {"value": str(value)})
+        return value
+
+    return AfterValidator(check)
+
+
+def _not_a_flag(value: Any) -> Any:
+    """Python takes True for 1 and 2.0 for 2; a spec does not."""
+    if isinstance(value, bool | float):
+        raise PydanticCustomError("spec_type", "must be auto or one of the whole numbers 0, 1, 2, 3")
+    return value
+
+
+def _only_zero_yet(value: int) -> int:
+    if value > 0:
+        raise PydanticCustomError("not_available", "a value above 0 is not available yet")
+    return value
+
+
+def _two_at_least(value: int) -> int:
+    if value < 2:
+        raise PydanticCustomError(
+            "spec", "keep_latest {value} is below 2, the fewest that survive a damaged file; use 2", {"value": value}
+        )
+    return value
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("blank", "must not be blank")
+    return value
+
+
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    open_values: list[Any] = [value]
+    while open_values:
+        each = open_values.pop()
+        if isinstance(each, float) and not math.isfinite(each):
+            raise PydanticCustomError("finite_number", "every number in it must be finite")
+        open_values += each.values() if isinstance(each, dict) else each if isinstance(each, list) else []
+    return value
+
+
+class SpecModel(BaseModel):
+    """Base of every part of a spec: frozen, strict, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class GptModel(SpecModel):
+    """GPT-2 shaped: learned positions, LayerNorm 1e-5, biases, erf GELU. The vocabulary comes from the data."""
+
+    kind: Literal["gpt"]
+    layers: Annotated[int, Field(ge=1, le=10_000, description="transformer blocks")] = 6
+    hidden: Annotated[int, Field(ge=1, le=2**20, description="width of the residual stream; a multiple of `heads`")] = (
+        256
+    )
+    heads: Annotated[int, Field(ge=1, le=2**20, description="attention heads")] = 8
+    context: Annotated[int, Field(ge=2, le=2**20, description="tokens per sequence")] = 256
+    dropout: Annotated[Fraction, Field(description="probability, in embedding, attention and residual branches")] = 0.0
+    tied: Annotated[bool, Field(description="the output projection shares the token embedding")] = True
+
+    @model_validator(mode="after")
+    def heads_divide_hidden(self) -> Self:
+        if self.hidden % self.heads:
+            divisors = [h for h in range(1, self.hidden + 1) if self.hidden % h == 0]
+            best = min(divisors, key=lambda h: abs(h - self.heads))
+            raise _wrong(
+                "/model/heads",
+                f"hidden {self.hidden} is not divisible by heads {self.heads}; the nearest valid heads is {best}",
+            )
+        return self
+
+
+class MlpModel(SpecModel):
+    """A multi-layer perceptron with ReLU between linear layers; input and output width come from the data."""
+
+    kind: Literal["mlp"]
+    hidden: Annotated[
+        list[Width], Field(min_length=1, max_length=1000, description="widths of the hidden layers, input side first")
+    ] = [128, 64, 32]
+
+
+OUR_PACKAGES = frozenset({"server", "workers", "zero_engine"})
+
+
+def _is_entry(value: str) -> str:
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", value):
+        raise PydanticCustomError("entry", "must have the form module:function, for example my_model:build")
+    return value
+
+
+class PythonModel(SpecModel):
+    """The user's own nn.Module, imported in rank processes only."""
+
+    kind: Literal["python"]
+    entry: Annotated[
+        str, AfterValidator(_is_entry), Field(max_length=500, description="module:function that returns an nn.Module")
+    ]
+    path: Annotated[str, Field(min_length=1, max_length=4096, description="folder that holds the module")]
+    kwargs: Annotated[dict[str, Any], AfterValidator(_finite), Field(description="passed to the function")] = {}
+
+    @model_validator(mode="after")
+    def entry_is_not_ours(self) -> Self:
+        package = self.entry.partition(":")[0].partition(".")[0]
+        if package in OUR_PACKAGES:
+            raise _wrong("/model/entry", f"the name {package} belongs to Shardyard itself; rename your package")
+        return self
+
+
+class CharTokenizer(SpecModel):
+    """One token per byte: needs no training; vocabulary 256."""
+
+    kind: Literal["bytes"]
+
+
+class BpeTokenizer(SpecModel):
+    """Byte-level BPE trained on the text itself."""
+
+    kind: Literal["bpe"]
+    vocab: Annotated[int, Field(ge=257, le=2**20, description="tokens, the 256 bytes among them")] = 4096
+
+
+class TextData(SpecModel):
+    """Text: `stdlib` (the running Python's standard library), a text file, or a folder of text files."""
+
+    kind: Literal["text"]
+    path: Annotated[str, Field(min_length=1, max_length=4096, description="`stdlib`, a file or a folder")] = "stdlib"
+    tokenizer: Annotated[BpeTokenizer | CharTokenizer, Field(discriminator="kind")] = BpeTokenizer(kind="bpe")
+
+
+class TokensData(SpecModel):
+    """Token ids in a memory-mapped file; its dtype and vocabulary stand in a side file."""
+
+    kind: Literal["tokens"]
+    path: Annotated[
+        str, Field(min_length=1, max_length=4096, description="file of token ids; its side file is PATH.json")
+    ]
+    validation: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None, description="a second file; without it the last 5 % of the first are held out"
+    )
+
+
+class DigitsData(SpecModel):
+    """scikit-learn's bundled 8x8 images of digits: 64 inputs, 10 classes."""
+
+    kind: Literal["digits"]
+
+
+class AdamWSpec(SpecModel):
+    """AdamW (Loshchilov and Hutter 2019); no weight decay on norms and biases."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: Annotated[float, Field(gt=0.0, le=1e3, allow_inf_nan=False, description="peak learning rate")] = 3.0e-4
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2, description="decay of the two moments")] = [
+        0.9,
+        0.95,
+    ]
+    weight_decay: Annotated[NonNegative, Field(description="decoupled, times the learning rate")] = 0.1
+
+
+class CosineSchedule(SpecModel):
+    """Linear warm-up to `lr`, then a cosine down to `min_lr` at the last step."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0, le=2**53, description="linear from lr / warmup_steps to lr")] = 30
+    min_lr: Annotated[NonNegative, Field(description="learning rate of the last step")] = 3.0e-5
+
+
+class ConstantSchedule(SpecModel):
+    """The optimizer's `lr` at every step."""
+
+    kind: Literal["constant"]
+
+
+class EvalSpec(SpecModel):
+    """Evaluation before the first step, every `every` steps and after the last step; `every: 0` turns it off."""
+
+    every: Annotated[int, Field(ge=0, le=2**53, description="steps; 0: no evaluation")] = 50
+    batches: Annotated[Positive, Field(description="micro-batches of the validation set")] = 8
+
+
+class TrainSpec(SpecModel):
+    """How long and with what arithmetic. V = global_batch / micro_batch."""
+
+    steps: Annotated[Positive, Field(description="optimizer steps of the whole job")]
+    global_batch: Annotated[int, Field(ge=1, le=2**31, description="sequences per optimizer step")] = 16
+    micro_batch: Annotated[int, Field(ge=1, le=2**31, description="sequences per forward and backward")] = 4
+    chunk: Annotated[
+        Literal["auto"] | Positive, Field(description="micro-batches summed before they travel; auto: ceil(V / ranks)")
+    ] = "auto"
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"],
+        _not_yet("fp16"),
+        Field(description="of compute; master weights and sums are fp32"),
+    ] = "fp32"
+    optimizer: AdamWSpec = AdamWSpec()
+    schedule: Annotated[CosineSchedule | ConstantSchedule, Field(discriminator="kind")] = CosineSchedule()
+    gradient_clipping: Annotated[NonNegative, Field(description="largest 2-norm of the gradient; 0: off")] = 1.0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="of weights, dropout and the order of samples")] = 1
+    deterministic: Annotated[bool, Field(description="CUDA: deterministic kernels")] = True
+    eval: EvalSpec = EvalSpec()
+
+    @property
+    def micro_batches(self) -> int:
+        """V, the number of micro-batches of a step over the whole job."""
+        return self.global_batch // self.micro_batch
+
+    @model_validator(mode="after")
+    def micro_batch_divides_global_batch(self) -> Self:
+        if self.global_batch % self.micro_batch:
+            below = max(self.global_batch // self.micro_batch, 1) * self.micro_batch
+            nearest = sorted({below, (self.global_batch // self.micro_batch + 1) * self.micro_batch})
+            raise _wrong(
+                "/train/global_batch",
+                f"global_batch {self.global_batch} is not divisible by micro_batch {self.micro_batch}; "
+                f"the nearest valid global_batch is {' or '.join(map(str, nearest))}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def schedule_ends_below_its_peak(self) -> Self:
+        if isinstance(self.schedule, CosineSchedule) and self.schedule.min_lr > self.optimizer.lr:
+            raise _wrong(
+                "/train/schedule/min_lr",
+                f"min_lr {self.schedule.min_lr} is above lr {self.optimizer.lr}; use at most {self.optimizer.lr}",
+            )
+        return self
+
+
+class ZeroSpec(SpecModel):
+    """ZeRO stage (Rajbhandari et al. 2020) and its options."""
+
+    stage: Annotated[
+        Literal["auto", 0, 1, 2, 3],
+        BeforeValidator(_not_a_flag),
+        Field(
+            description="1 shards optimizer state, 2 also gradients, 3 also parameters; auto: least traffic that fits"
+        ),
+    ] = "auto"
+    offload: Annotated[
+        Literal["none", "optimizer"], _not_yet("optimizer"), Field(description="keeps optimizer state in host memory")
+    ] = "none"
+    activation_checkpointing: Annotated[
+        Literal["none", "full", "selective"],
+        _not_yet("full", "selective"),
+        Field(description="recomputes activations in backward"),
+    ] = "none"
+    self_test: Annotated[
+        bool, _not_yet(True), Field(description="two steps compared with the reference loop before step 1")
+    ] = False
+
+
+class ResourceSpec(SpecModel):
+    """Ranks and the device of each."""
+
+    ranks: Annotated[
+        int, Field(ge=1, le=65536, description="processes of the group; at most the micro-batches of a step")
+    ] = 2
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: cuda where there is one")] = "auto"
+    threads_per_rank: Annotated[int, Field(ge=1, le=1024, description="CPU threads of each rank; part of the bits")] = 1
+
+
+class CheckpointSpec(SpecModel):
+    """When to save and what to keep; there is always one after the last step."""
+
+    every: Annotated[int, Field(ge=0, le=2**53, description="steps; 0: only after the last step")] = 50
+    keep_latest: Annotated[
+        int, AfterValidator(_two_at_least), Field(le=10**6, description="newest checkpoints kept; at least 2")
+    ] = 2
+    keep_best: Annotated[
+        int, Field(ge=0, le=10**6, description="by validation loss"), AfterValidator(_only_zero_yet)
+    ] = 0
+
+
+class RestartSpec(SpecModel):
+    """How many failures of each class are retried."""
+
+    user_failures: Annotated[int, Field(ge=0, le=10**6, description="exceptions in the user's code")] = 0
+    infrastructure_failures: Annotated[
+        int, Field(ge=0, le=10**6, description="lost nodes, ranks killed from outside")
+    ] = 10
+
+
+ModelSpec = Annotated[GptModel | MlpModel | PythonModel, Field(discriminator="kind")]
+DataSpec = Annotated[TextData | TokensData | DigitsData, Field(discriminator="kind")]
+
+
+class JobSpec(SpecModel):
+    """A whole job spec; see `docs/job-spec.md`, generated from these models."""
+
+    name: Annotated[
+        str,
+        AfterValidator(_not_blank),
+        Field(min_length=1, max_length=200, description="free text in any script; never a path"),
+    ]
+    tags: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=100)]],
+        Field(max_length=50, description="free words to filter by"),
+    ] = []
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    zero: ZeroSpec = ZeroSpec()
+    resources: ResourceSpec = ResourceSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    restart: RestartSpec = RestartSpec()
+    priority: Annotated[int, Field(ge=0, le=100, description="higher first")] = 50
+    stop_grace_seconds: Annotated[
+        float,
+        Field(
+            ge=0.0,
+            le=86400.0,
+            allow_inf_nan=False,
+            description="to reach the next step boundary; then a stop is a kill",
+        ),
+    ] = 30.0
+
+    @model_validator(mode="after")
+    def ranks_have_micro_batches(self) -> Self:
+        micro_batches, ranks = self.train.micro_batches, self.resources.ranks
+        if ranks > micro_batches:
+            raise _wrong(
+                "/resources/ranks",
+                f"ranks {ranks} is more than the {micro_batches} micro-batches of a step "
+                f"(global_batch {self.train.global_batch} / micro_batch {self.train.micro_batch}); "
+                f"use ranks {micro_batches} or global_batch {ranks * self.train.micro_batch}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def model_fits_data(self) -> Self:
+        fitting = {"gpt": ("text", "tokens"), "mlp": ("digits",)}.get(self.model.kind)
+        if fitting and self.data.kind not in fitting:
+            raise _wrong(
+                "/data/kind", f"model {self.model.kind} cannot read data {self.data.kind}; use {' or '.join(fitting)}"
+            )
+        return self
+
+    @property
+    def chunk(self) -> int:
+        """C as a number: `auto` is ceil(V / ranks) of this spec as submitted."""
+        if self.train.chunk != "auto":
+            return self.train.chunk
+        return -(-self.train.micro_batches // self.resources.ranks)

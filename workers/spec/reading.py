@@ -1,0 +1,70 @@
+"""From text to `JobSpec`: read, override, validate, and say what is wrong at its line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from workers.spec.document import MAX_BYTES, Document, read_document, refuse_unstorable
+from workers.spec.models import JobSpec
+from workers.spec.paths import resolve_paths
+from workers.spec.problems import Place, SpecError, SpecProblem, located, problems_of, shown
+
+_NO_PLACES: Mapping[str, Place] = {}
+
+
+def load_spec(text: str | bytes) -> JobSpec:
+    """A spec from YAML 1.2 or JSON text. Raises SpecError with every problem at its line, SpecTooLarge above 1 MiB."""
+    document = read_document(text)
+    return parse_spec(document.data, document.places)
+
+
+def parse_spec(data: Any, places: Mapping[str, Place] = _NO_PLACES) -> JobSpec:
+    """A spec from plain values. Raises SpecError; with `places`, the problems carry lines and columns."""
+    if not isinstance(data, dict):
+        problem = SpecProblem("", shown(data), "a spec is a set of fields: name, model, data, train, …")
+        raise SpecError(located([problem], places))
+    if not places:
+        refuse_unstorable(data)
+    try:
+        return JobSpec.model_validate(data)
+    except ValidationError as error:
+        raise SpecError(located(problems_of(error, JobSpec, data), places)) from None
+
+
+def read_spec_file(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """The spec in a file, `a.b=value` overrides applied, relative paths taken from the file's folder.
+
+    An `auto` chunk divides by the ranks written in the file, so that an override of the ranks keeps the bits; with an
+    explicit `train.chunk` that one wins. Raises SpecError, OSError.
+    """
+    with open(path, "rb") as file:
+        document = read_document(file.read(MAX_BYTES + 1))
+    if not overrides or not isinstance(document.data, dict):
+        return resolve_paths(parse_spec(document.data, document.places), path.absolute().parent)
+    spec = parse_spec(_overridden(document, overrides), document.places)
+    if spec.train.chunk == "auto":
+        ranks = document.data.get("resources", {}).get("ranks", 2)
+        if isinstance(ranks, int) and ranks >= 1:
+            chunk = -(-spec.train.micro_batches // ranks)
+            spec = spec.model_copy(update={"train": spec.train.model_copy(update={"chunk": chunk})})
+    return resolve_paths(spec, path.absolute().parent)
+
+
+def _overridden(document: Document, overrides: Sequence[str]) -> Any:
+    data = document.data
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        if not equals or not all(name.split(".")):
+            raise SpecError([SpecProblem("", shown(override), "an override has the form field.field=value")])
+        data = _with_value(data, name.split("."), read_document(value).data)
+    return data
+
+
+def _with_value(data: Any, keys: list[str], value: Any) -> Any:
+    inner = data if isinstance(data, dict) else {}
+    below = value if len(keys) == 1 else _with_value(inner.get(keys[0]), keys[1:], value)
+    return {**inner, keys[0]: below}
