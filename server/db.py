@@ -104,6 +104,10 @@ class Database:
         """`sqlite` or `postgresql`."""
         return self._writer.dialect.name
 
+    def now(self) -> datetime:
+        """The time by this database's clock, aware UTC."""
+        return self._clock()
+
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """A connection in a transaction that sees one state of the database and is rolled back."""

@@ -41,24 +41,24 @@ class FieldProblem(View):
         examples=["/train/learning_rate"],
     )
     message: str
-    value: str | None = Field(None, description="what was sent, shortened")
+    value: str | None = Field(default=None, description="what was sent, shortened")
     suggestion: str | None = None
-    line: int | None = Field(None, description="1-based, when the body was YAML")
-    column: int | None = Field(None, description="1-based, when the body was YAML")
+    line: int | None = Field(default=None, description="1-based, when the body was YAML")
+    column: int | None = Field(default=None, description="1-based, when the body was YAML")
 
 
 class Problem(View):
     """RFC 9457 problem details; every answer of 400 and above carries one as application/problem+json."""
 
-    type: str = Field("about:blank", examples=["urn:shardyard:problem:invalid_spec"])
+    type: str = Field(default="about:blank", examples=["urn:shardyard:problem:invalid_spec"])
     title: str
     status: int
     detail: str
     code: str = Field(description="stable name of the kind of error", examples=["invalid_spec", "illegal_action"])
     instance: str | None = None
     errors: list[FieldProblem] = []
-    job_status: Status | None = Field(None, description="present state, when an action was impossible")
-    allowed_actions: list[Action] | None = Field(None, description="what the present state allows")
+    job_status: Status | None = Field(default=None, description="present state, when an action was impossible")
+    allowed_actions: list[Action] | None = Field(default=None, description="what the present state allows")
 
 
 class ReasonView(View):
@@ -220,7 +220,7 @@ class SeriesView(View):
     non_finite_count: int
     count: int = Field(description="raw points in the asked range")
     steps_per_point: int = Field(description="1: raw points; else steps per rollup bucket read")
-    error: str | None = Field(None, description="this series could not be read; the others can")
+    error: str | None = Field(default=None, description="this series could not be read; the others can")
 
 
 class MetricsView(View):
@@ -335,7 +335,7 @@ class LogLine(View):
     at: AwareDatetime
     stream: Literal["stdout", "stderr", "shardyard"]
     text: str
-    split: bool = Field(False, description="the line goes on in the next one: it was too long")
+    split: bool = Field(default=False, description="the line goes on in the next one: it was too long")
 
 
 class LogView(View):

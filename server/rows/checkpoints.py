@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
 from server.ids import new_id
-from server.models import Attempt, Checkpoint, CheckpointShard, Job
+from server.models import Checkpoint, CheckpointShard, Job
 from server.rows.numbers import join, split
 from server.views import CheckpointShardView, CheckpointView
 from workers.contract import CheckpointRecord
@@ -97,18 +97,17 @@ async def newest_usable(connection: AsyncConnection, job_id: str) -> CheckpointR
 async def resume_point(connection: AsyncConnection, job_id: str) -> CheckpointRef | None:
     """The checkpoint the next attempt starts from, or None for the beginning.
 
-    In this order: the one that a person named; the newest of the newest attempt; what that attempt itself started from;
-    the newest of any attempt.
+    The newest usable one; but one that a person named goes before it until something was written since that resume.
     """
-    job = (await connection.execute(select(Job.resume_checkpoint, Job.attempt).where(Job.id == job_id))).one_or_none()
-    if job is None:
-        return None
+    statement = select(Job.resume_checkpoint, Job.queued_at).where(Job.id == job_id)
+    job = (await connection.execute(statement)).one_or_none()
     newest = await newest_usable(connection, job_id)
-    named = await _usable(connection, job.resume_checkpoint)
-    if named is not None or (newest is not None and newest.attempt == job.attempt):
-        return named or newest
-    statement = select(Attempt.resume_checkpoint).where(Attempt.job_id == job_id, Attempt.number == job.attempt)
-    return await _usable(connection, await connection.scalar(statement)) or newest
+    if job is None or job.resume_checkpoint is None:
+        return newest
+    if newest is not None and newest.created_at >= job.queued_at:
+        return newest
+    named = await find(connection, job.resume_checkpoint)
+    return named if named is not None and named.status in USABLE else newest
 
 
 async def find(connection: AsyncConnection, checkpoint_id: str) -> CheckpointRef | None:
@@ -176,11 +175,6 @@ async def unpin(tx: Tx, job_id: str) -> None:
     statement = update(Checkpoint).where(Checkpoint.job_id == job_id, Checkpoint.pinned).values(pinned=False)
     if (await tx.execute(statement)).rowcount:
         tx.changed("checkpoints", job_id)
-
-
-async def _usable(connection: AsyncConnection, checkpoint_id: str | None) -> CheckpointRef | None:
-    found = None if checkpoint_id is None else await find(connection, checkpoint_id)
-    return found if found is not None and found.status in USABLE else None
 
 
 async def _shards(connection: AsyncConnection, ids: Collection[str]) -> dict[str, list[CheckpointShardView]]:
