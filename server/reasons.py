@@ -53,7 +53,10 @@ _REASONS: tuple[Reason, ...] = (
     Reason("preempted", Status.QUEUED, "free", "Stopped to make room for job {ahead}; it goes on by itself."),
     Reason("retrying", Status.QUEUED, "none", "Trying again after: {message}"),
     Reason("launch_lost", Status.QUEUED, "free", "The launch was interrupted before anything ran; it starts again."),
+    Reason("no_room", Status.QUEUED, "free", "The slots were gone when it wanted to start: {message}"),
     Reason("orphaned", Status.QUEUED, "free", "The ranks left because no server was there; it goes on by itself."),
+    Reason("starting", Status.STARTING, "none", "Starting {ranks} ranks on {device}."),
+    Reason("running", Status.RUNNING, "none", "Training."),
     Reason("unreachable", Status.RUNNING, "none", "No sign of life of rank {rank} on {node}; waiting for it."),
     # asked for
     Reason("paused_by_user", Status.PAUSED, "none", "Paused by {actor}."),

@@ -95,7 +95,7 @@ class Explain:
 
     job_id: JobId
     status: Status
-    reason: str | None
+    reason: str
     data: Data = field(default_factory=dict)
 
 

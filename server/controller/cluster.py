@@ -29,7 +29,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Launch:
-    """An attempt to start, whole or not at all. `orders[i]` is rank i's; addresses and ports are filled in by the cluster."""
+    """An attempt to start, whole or not at all. `orders[i]` is rank i's; the cluster fills in addresses and ports."""
 
     job_id: JobId
     attempt_id: AttemptId
@@ -88,10 +88,13 @@ class Cluster(Protocol):
     """What the controller needs. Every call is idempotent by attempt id."""
 
     def observe(self) -> ClusterState:
-        """Nodes and every attempt that exists there, also those this server does not know. Raises ClusterUnavailable."""
+        """Nodes and every attempt that exists, also those this server does not know. Raises ClusterUnavailable."""
 
     def launch(self, launch: Launch) -> None:
-        """Start all ranks or none. A second call for a living attempt changes nothing. Raises NoCapacity, ClusterUnavailable."""
+        """Start all ranks or none; a second call for a living attempt changes nothing.
+
+        Raises NoCapacity, ClusterUnavailable.
+        """
 
     def adopt(self, attempt_id: AttemptId, report_url: str) -> None:
         """Tell the actors of a living attempt where this server listens now."""

@@ -35,7 +35,8 @@ def after_failure(job: JobFacts, reason: str, policy: Policy, now: datetime) -> 
     step = max(job.checkpoint_step, job.progress_step)
     match retry_class(reason):
         case "free":
-            return Verdict(True, user, infrastructure, step)
+            pause = timedelta(seconds=policy.first_backoff_seconds)
+            return Verdict(True, user, infrastructure, step, now + pause)
         case "user":
             user += 1
             again = user <= job.user_budget

@@ -50,7 +50,7 @@ def _sight(snapshot: Snapshot) -> Iterator[Command]:
         if silent and job.reason != "unreachable":
             yield Explain(job.id, job.status, "unreachable", {"rank": silent[0].rank, "node": silent[0].node_id})
         elif not silent and job.reason == "unreachable":
-            yield Explain(job.id, job.status, None)
+            yield Explain(job.id, job.status, "running")
 
 
 def _sweep(snapshot: Snapshot, now: datetime) -> Iterator[Command]:

@@ -199,7 +199,7 @@ def _start_deadline(w: Watched) -> Outcome | None:
     if not missing or any(r.facts.phase == "preparing" for r in w.ranks):
         return None
     joining = [r.facts.phase_at for r in w.ranks if r.facts.phase == "joining" and r.facts.phase_at]
-    since = max([m for m in (w.attempt.launched_at, *joining) if m is not None], default=None)
+    since = max([m for m in (w.attempt.launched_at or w.attempt.created_at, *joining) if m is not None])
     if not w.older(since, w.policy.start_deadline_seconds):
         return None
     first = min(missing, key=lambda r: (r.facts.phase == "joining", r.rank))
@@ -271,6 +271,8 @@ def finish(job: JobFacts, attempt: AttemptFacts, policy: Policy, now: datetime) 
     )
     if not verdict.again:
         return end
+    if retry_class(reason) == "free":
+        return replace(end, status=Status.QUEUED)
     why: Data = {"code": reason, "message": sentence(reason, data)}
     return replace(end, status=Status.QUEUED, reason="retrying", data=why)
 

@@ -1,0 +1,75 @@
+"""The checkpoint files of one job, as the controller handles them: find what no report told of, remove, sweep.
+
+All of it may be killed at any point and called again. It blocks: call it in a thread, never inside a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+
+from workers.contract import CheckpointRecord, ShardRecord
+from zero_engine import catalog
+from zero_engine.manifest import CheckpointError, Manifest, parse_folder
+from zero_engine.store import Store
+
+OpenStore = Callable[[str], Store]  # URL of a job's store -> the store
+
+
+def unreported(store: Store, known: Collection[str]) -> list[CheckpointRecord]:
+    """Published checkpoints whose folders are not in `known`, oldest first; one that cannot be read is left out."""
+    found = []
+    for name in reversed(catalog.list_checkpoints(store)):
+        if name.folder in known:
+            continue
+        try:
+            found.append(_record(catalog.read_manifest(store, name.folder)))
+        except CheckpointError:
+            continue  # damaged before anybody knew of it: it was never offered and never will be
+    return found
+
+
+def remove(store: Store, folder: str) -> None:
+    """Remove one checkpoint, whole or what is left of it."""
+    catalog.delete(store, folder)
+
+
+def sweep(store: Store, running_fence: int) -> list[str]:
+    """Remove saves that ended attempts never finished and deletions cut short; returns their folders."""
+    dead = list(catalog.unfinished(store, running_fence))
+    for folder in dead:
+        catalog.delete(store, folder)
+    return dead
+
+
+def remove_all(store: Store) -> None:
+    """Remove everything below a job's store."""
+    for folder in store.folders():
+        if parse_folder(folder) is not None:
+            catalog.delete(store, folder)
+    for key in list(store.list()):
+        store.delete(key)
+
+
+def _record(manifest: Manifest) -> CheckpointRecord:
+    return CheckpointRecord(
+        at=_created(manifest.created),
+        step=manifest.step,
+        folder=manifest.folder,
+        digest=manifest.digest,
+        ranks=manifest.ranks,
+        stage=manifest.stage,
+        shards=[
+            ShardRecord(rank=shard.rank, file=shard.file, bytes=shard.file_bytes, checksum=shard.checksum)
+            for shard in manifest.shards
+        ],
+        seconds=0.0,
+    )
+
+
+def _created(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.now(UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

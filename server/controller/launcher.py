@@ -1,0 +1,181 @@
+"""Start one attempt: choose where it resumes, write it down, then ask the cluster.
+
+Written down first, so that a controller that dies at any point leaves something that the next one can find: an attempt
+that the cluster does not have is released and the job starts again, one that it has is adopted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from server.controller.cluster import Cluster, ClusterUnavailable, Launch, NoCapacity
+from server.controller.leader import Leadership
+from server.controller.stage import Resolve
+from server.db import Database
+from server.ids import new_id
+from server.rows import attempts, checkpoints, jobs
+from server.settings import Settings
+from server.states import Status
+from workers.contract import AttemptId, JobId, LaunchOrder, Rank, ResumeFrom
+from workers.spec import JobSpec
+
+log = logging.getLogger("shardyard.launcher")
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The job cannot run: a reason code with its data."""
+
+    reason: str
+    data: dict[str, object]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An attempt that is about to be written down and launched."""
+
+    job: jobs.JobRecord
+    spec: JobSpec  # stage is a number
+    device: Device
+    point: checkpoints.CheckpointRef | None
+
+
+class Launcher:
+    """Turns a queued job into a launch."""
+
+    def __init__(
+        self, database: Database, cluster: Cluster, settings: Settings, leadership: Leadership, resolve: Resolve
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._settings = settings
+        self._leadership = leadership
+        self._resolve = resolve
+        self.new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32)
+
+    async def claim(self, job_id: JobId, device: str, report_url: str) -> Launch | None:
+        """Write the next attempt of a queued job down. None: the job moved meanwhile, or cannot run and was failed."""
+        prepared = await self._prepare(job_id, device)
+        if prepared is None:
+            return None
+        if isinstance(prepared, Refused):
+            await self._fail(job_id, prepared)
+            return None
+        launch = self._launch(prepared, report_url)
+        return launch if await self._write_down(prepared, launch) else None
+
+    async def launch(self, launch: Launch) -> None:
+        """Ask the cluster, and write down what came of it. An answer that got lost is found by looking, not here."""
+        try:
+            await asyncio.to_thread(self._cluster.launch, launch)
+        except NoCapacity as error:
+            await self._decide(launch, "no_room", {"message": str(error)})
+        except ClusterUnavailable as error:
+            log.warning("attempt.launch_unanswered attempt=%s error=%s", launch.attempt_id, error)
+        except Exception as error:  # whatever it is, it is a reason and never ends the controller
+            log.exception("attempt.launch_failed attempt=%s", launch.attempt_id)
+            await self._decide(launch, "launch_failed", {"message": f"{type(error).__name__}: {error}"})
+        else:
+            async with self._leadership.write() as tx:
+                await attempts.set_values(tx, launch.attempt_id, launched_at=tx.now)
+
+    async def _prepare(self, job_id: JobId, device: str) -> Prepared | Refused | None:
+        async with self._database.read() as connection:
+            job = await jobs.get(connection, job_id)
+            if job is None or job.status is not Status.QUEUED:
+                return None
+            point = await checkpoints.resume_point(connection, job_id)
+            existing = await checkpoints.of_job(connection, job_id)
+        if existing and (point is None or point.status not in checkpoints.USABLE):
+            return Refused(
+                "checkpoint_unreadable", {"message": f"{len(existing)} are damaged; clone the job to start again."}
+            )
+        try:
+            spec = await asyncio.to_thread(self._resolve, job.job_spec(), device)
+        except ValueError as error:
+            return Refused("spec_invalid", {"message": str(error)})
+        return Prepared(job, spec, cast(Device, device), point)
+
+    def _launch(self, prepared: Prepared, report_url: str) -> Launch:
+        attempt_id = AttemptId(new_id())
+        ranks = range(prepared.spec.resources.ranks)
+        return Launch(
+            job_id=JobId(prepared.job.id),
+            attempt_id=attempt_id,
+            fence=prepared.job.attempt + 1,
+            orders=tuple(self._order(prepared, attempt_id, rank) for rank in ranks),
+            report_url=report_url,
+            report_token=self.new_token(),
+            orphan_seconds=self._settings.orphan_seconds,
+        )
+
+    def _order(self, prepared: Prepared, attempt_id: AttemptId, rank: int) -> LaunchOrder:
+        job, point = prepared.job, prepared.point
+        return LaunchOrder(
+            job_id=JobId(job.id),
+            attempt_id=attempt_id,
+            fence=job.attempt + 1,
+            rank=Rank(rank),
+            world_size=prepared.spec.resources.ranks,
+            master_addr="",  # the cluster fills in where rank 0 listens
+            master_port=0,
+            device=prepared.device,
+            spec=prepared.spec,
+            chunk=job.chunk,
+            rank_folder=str(self._settings.ranks_dir / attempt_id / str(rank)),
+            cache_folder=str(self._settings.cache_dir),
+            store_url=self._settings.job_store(job.id),
+            resume=ResumeFrom(checkpoint=point.folder, step=point.step) if point else None,
+        )
+
+    async def _write_down(self, prepared: Prepared, launch: Launch) -> bool:
+        job, point, spec = prepared.job, prepared.point, prepared.spec
+        stage = spec.zero.stage
+        assert stage != "auto", "the stage is resolved before the launch"
+        new = attempts.NewAttempt(
+            id=launch.attempt_id,
+            job_id=job.id,
+            number=launch.fence,
+            ranks=len(launch.orders),
+            stage=stage,
+            chunk=job.chunk,
+            device=prepared.device,
+            token_hash=hashlib.sha256(launch.report_token.encode()).hexdigest(),
+            resume_step=point.step if point else None,
+            resume_checkpoint=point.id if point else None,
+        )
+        async with self._leadership.write() as tx:
+            current = await jobs.lock(tx, job.id)
+            if current is None or current.status is not Status.QUEUED or current.version != job.version:
+                return False
+            if not await attempts.create(tx, new):
+                return False
+            data = {"ranks": len(launch.orders), "device": prepared.device}
+            moved = await jobs.transition(
+                tx, job.id, Status.STARTING, actor="controller", reason="starting", data=data, attempt=launch.fence
+            )
+            assert moved is Status.QUEUED, f"job {job.id} moved while it was locked"
+        return True
+
+    async def _fail(self, job_id: JobId, refused: Refused) -> None:
+        async with self._leadership.write() as tx:
+            await jobs.transition(
+                tx,
+                job_id,
+                Status.FAILED,
+                actor="controller",
+                reason=refused.reason,
+                data=refused.data,
+                allowed={Status.QUEUED},
+            )
+
+    async def _decide(self, launch: Launch, reason: str, data: dict[str, object]) -> None:
+        async with self._leadership.write() as tx:
+            await attempts.set_values(tx, launch.attempt_id, reason=reason, reason_data=data, ended_at=tx.now)

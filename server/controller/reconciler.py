@@ -1,0 +1,236 @@
+"""The loop of the controller: look, load, plan, apply.
+
+A command that fails is logged and comes again from the next plan, since a plan is made from what is, not from what was
+done. What only this process knows (`Memory`) is found again after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from server.controller import actions, loading
+from server.controller.applying import Applier
+from server.controller.checkpoint_files import OpenStore
+from server.controller.cluster import AttemptState, Cluster, ClusterState, ClusterUnavailable
+from server.controller.launcher import Launcher
+from server.controller.leader import Leadership, LeaseLost
+from server.controller.scheduler import plan
+from server.controller.snapshot import Snapshot
+from server.controller.stage import Resolve
+from server.controller.storekeeper import Storekeeper
+from server.db import Database, utc_now
+from server.rows import attempts, jobs, nodes
+from server.settings import Settings
+from server.states import AttemptStatus, Desired, Status
+from workers.contract import AttemptId
+
+log = logging.getLogger("shardyard.controller")
+HASTE_SECONDS = 0.2  # between looks while something starts or stops
+SIGN_SECONDS = 5.0  # between writes of the signs of life of ranks and nodes
+
+
+@dataclass
+class Memory:
+    """Since when this process has missed or wondered about an attempt."""
+
+    absent_since: dict[AttemptId, datetime] = field(default_factory=dict)
+    unknown_since: dict[AttemptId, datetime] = field(default_factory=dict)
+    signed_at: datetime | None = None  # when signs of life were last written
+    began: bool = False  # this leadership's first look is done
+
+
+class Reconciler:
+    """One controller. `tick` is one look; `run` goes on until told to stop."""
+
+    def __init__(
+        self,
+        database: Database,
+        cluster: Cluster,
+        settings: Settings,
+        *,
+        holder: str,
+        report_url: str,
+        resolve: Resolve,
+        open_store: OpenStore,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._settings = settings
+        self._clock = clock
+        self._policy = loading.policy_of(settings)
+        self.leadership = Leadership(database, holder, settings.leader_lease_seconds)
+        self._storekeeper = Storekeeper(database, settings, self.leadership, open_store)
+        self._applier = Applier(
+            cluster,
+            self.leadership,
+            Launcher(database, cluster, settings, self.leadership, resolve),
+            self._storekeeper,
+            policy=self._policy,
+            report_url=report_url,
+            wake=self.wake,
+        )
+        self._memory = Memory()
+        self._wake = asyncio.Event()
+        self._haste = False
+
+    def wake(self) -> None:
+        """Look again at once. Call it from the loop's own thread."""
+        self._wake.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Look until `stop` is set; no failure of one look ends the loop."""
+        while not stop.is_set():
+            self._wake.clear()
+            try:
+                await self.tick()
+            except LeaseLost:
+                log.warning("controller.lease_lost")
+            except Exception:  # the loop must outlive every look
+                log.exception("controller.tick_failed")
+            await self._pause(stop)
+        await self.settle()
+
+    async def _pause(self, stop: asyncio.Event) -> None:
+        waits = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(stop.wait())]
+        seconds = HASTE_SECONDS if self._haste else self._settings.tick_seconds
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for waiting in waits:
+            waiting.cancel()
+
+    async def settle(self) -> None:
+        """Wait for the launches and deletions on their way."""
+        running = self._applier.running
+        await asyncio.gather(*running.launching.values(), *running.deleting.values(), return_exceptions=True)
+
+    async def tick(self) -> bool:
+        """One look. False: another controller leads."""
+        if not await self.leadership.acquire():
+            self._memory = Memory()
+            return False
+        await self._begin()
+        snapshot, loaded = await self._look()
+        await self._note(snapshot.cluster, loaded)
+        for command in plan(snapshot, self._clock()):
+            await self._try(command)
+        await self._keep_store()
+        self._haste = self._in_haste(snapshot)
+        return True
+
+    async def _look(self) -> tuple[Snapshot, loading.Loaded]:
+        running = self._applier.running
+        launching = frozenset(running.launching)  # before the look: one that lands meanwhile is not yet judged
+        state, error = await self._observe()
+        async with self._database.read() as connection:
+            loaded = await loading.load(connection)
+        launching |= frozenset(running.launching)
+        if state is not None:
+            self._remember(loaded, state, launching)
+        snapshot = Snapshot(
+            jobs=loaded.jobs,
+            attempts=loaded.attempts,
+            cluster=state,
+            cluster_error=error,
+            policy=self._policy,
+            launching=launching,
+            adopted=frozenset(running.adopted),
+            absent_since=dict(self._memory.absent_since),
+            unknown_since=dict(self._memory.unknown_since),
+        )
+        return snapshot, loaded
+
+    async def _observe(self) -> tuple[ClusterState | None, str]:
+        try:
+            return await asyncio.to_thread(self._cluster.observe), ""
+        except ClusterUnavailable as error:
+            return None, str(error)
+
+    def _remember(self, loaded: loading.Loaded, state: ClusterState, launching: frozenset[AttemptId]) -> None:
+        now, memory = self._clock(), self._memory
+        listed = {a.attempt_id for a in state.attempts}
+        known = {a.id for a in loaded.attempts}
+        memory.absent_since = {a: memory.absent_since.get(a, now) for a in known - listed - launching}
+        memory.unknown_since = {a: memory.unknown_since.get(a, now) for a in listed - known - launching}
+        self._applier.running.adopted &= listed | launching
+
+    async def _note(self, state: ClusterState | None, loaded: loading.Loaded) -> None:
+        """Write what was seen: changes of ranks at once, signs of life now and then."""
+        if state is None:
+            return
+        now = self._clock()
+        signs = self._memory.signed_at is None or now - self._memory.signed_at >= timedelta(seconds=SIGN_SECONDS)
+        changes = [change for a in state.attempts for change in _rank_changes(a, loaded, now, signs)]
+        if not changes and not signs:
+            return
+        async with self.leadership.write() as tx:
+            for attempt_id, rank, values in changes:
+                await attempts.set_rank(tx, attempt_id, rank, **values)
+            await nodes.replace(tx, state.nodes)
+        if signs:
+            self._memory.signed_at = now
+
+    async def _try(self, command: actions.Command) -> None:
+        try:
+            await self._applier.apply(command)
+        except ClusterUnavailable as error:
+            log.warning("controller.cluster_unavailable command=%s error=%s", command, error)
+        except LeaseLost:
+            raise
+        except Exception:  # the next look plans it again
+            log.exception("controller.command_failed command=%s", command)
+
+    async def _keep_store(self) -> None:
+        try:
+            await self._storekeeper.retain()
+        except LeaseLost:
+            raise
+        except Exception:  # a store that is away must not stop the loop
+            log.exception("controller.storekeeping_failed")
+
+    async def _begin(self) -> None:
+        """Once, after taking the lead: what a stopped server paused goes on."""
+        if self._memory.began:
+            return
+        async with self._database.read() as connection:
+            paused = await jobs.in_status(connection, {Status.PAUSED})
+        for job in (j for j in paused if j.reason == "server_stopped"):
+            async with self.leadership.write() as tx:
+                await jobs.transition(
+                    tx, job.id, Status.QUEUED, actor="controller", reason="resumed", desired=Desired.RUN
+                )
+        self._memory.began = True
+
+    def _in_haste(self, snapshot: Snapshot) -> bool:
+        busy = (AttemptStatus.STARTING, AttemptStatus.STOPPING)
+        return bool(self._applier.running.launching) or any(a.status in busy for a in snapshot.attempts)
+
+
+RankChange = tuple[AttemptId, int, dict[str, object]]
+
+
+def _rank_changes(state: AttemptState, loaded: loading.Loaded, now: datetime, signs: bool) -> list[RankChange]:
+    """What of the observed ranks is new, and the signs of life when it is time for them."""
+    changes: list[RankChange] = []
+    rows = {row.rank: row for row in loaded.ranks.get(state.attempt_id, [])}
+    for seen in state.ranks:
+        row = rows.get(seen.rank)
+        if row is None:
+            continue
+        values: dict[str, object] = {
+            "status": seen.status,
+            "node": seen.node_id or row.node,
+            "pid": seen.pid or row.pid,
+            "start_ticks": seen.start_ticks or row.start_ticks,
+        }
+        different = {name: value for name, value in values.items() if getattr(row, name) != value}
+        if row.result is None and seen.result is not None:
+            different["result"] = seen.result.model_dump(mode="json")
+        if signs and seen.status == "running":
+            different["heartbeat_at"] = now - timedelta(seconds=seen.heartbeat_age_seconds)
+        if different:
+            changes.append((state.attempt_id, seen.rank, different))
+    return changes

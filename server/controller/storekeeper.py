@@ -1,0 +1,165 @@
+"""Keeps checkpoint rows and checkpoint files the same: the index after lost reports, retention, deletion of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from server.controller import checkpoint_files
+from server.controller.checkpoint_files import OpenStore
+from server.controller.leader import Leadership
+from server.controller.retention import ALWAYS_KEPT, Kept, removable
+from server.db import Database, Tx
+from server.models import Attempt, Checkpoint, Job
+from server.rows import checkpoints, events, jobs
+from server.settings import Settings
+from server.states import AttemptStatus, Status
+from workers.contract import CheckpointRecord
+from zero_engine.manifest import parse_folder
+from zero_engine.store import Store
+
+log = logging.getLogger("shardyard.storekeeper")
+REMOVING = "its files are being removed"  # `problem` of a row in status deleted until the files are gone
+
+
+class Storekeeper:
+    """One job at a time; every method may be killed and called again."""
+
+    def __init__(self, database: Database, settings: Settings, leadership: Leadership, open_store: OpenStore) -> None:
+        self._database = database
+        self._settings = settings
+        self._leadership = leadership
+        self._open_store = open_store
+
+    def _store(self, job_id: str) -> Store:
+        return self._open_store(self._settings.job_store(job_id))
+
+    async def find_unreported(self, job_id: str) -> list[CheckpointRecord]:
+        """Checkpoints that exist in the store and not in the database."""
+        async with self._database.read() as connection:
+            known = await _folders(connection, job_id)
+        return await asyncio.to_thread(checkpoint_files.unreported, self._store(job_id), known)
+
+    async def retain(self) -> None:
+        """Apply the retention of every job that has more checkpoints than it keeps, and finish removals cut short."""
+        async with self._database.read() as connection:
+            crowded = await _crowded(connection)
+        for job_id in crowded:
+            async with self._leadership.write() as tx:
+                await self._mark(tx, job_id)
+        async with self._database.read() as connection:
+            marked = await _marked(connection)
+        for checkpoint_id, job_id, folder in marked:
+            await asyncio.to_thread(checkpoint_files.remove, self._store(job_id), folder)
+            async with self._leadership.write() as tx:
+                await checkpoints.set_status(tx, checkpoint_id, "deleted")
+
+    async def _mark(self, tx: Tx, job_id: str) -> None:
+        job = await jobs.lock(tx, job_id)
+        if job is None:
+            return
+        existing = await checkpoints.of_job(tx.connection, job_id)
+        keep = job.spec["checkpoint"]
+        gone = removable(
+            [_kept(c) for c in existing], keep["keep_latest"], keep["keep_best"], await _held(tx.connection, job_id)
+        )
+        folders = {c.id: c.folder for c in existing}
+        for checkpoint_id in gone:
+            await checkpoints.set_status(tx, checkpoint_id, "deleted", problem=REMOVING)
+            log.info("checkpoint.removed job=%s folder=%s", job_id, folders[checkpoint_id])
+
+    async def tidy(self, job_id: str, running_fence: int) -> None:
+        """Remove what saves of ended attempts left unfinished."""
+        dead = await asyncio.to_thread(checkpoint_files.sweep, self._store(job_id), running_fence)
+        if dead:
+            log.info("checkpoint.swept job=%s folders=%s", job_id, dead)
+
+    async def delete_job(self, job_id: str) -> None:
+        """Remove a deleting job's files, then its rows; on failure the job says why and can be deleted again."""
+        try:
+            await asyncio.to_thread(self._remove_files, job_id, await self._attempt_ids(job_id))
+        except Exception as error:  # any failure of the store is the job's reason
+            log.exception("job.delete_failed job=%s", job_id)
+            async with self._leadership.write() as tx:
+                await jobs.transition(
+                    tx,
+                    job_id,
+                    Status.DELETE_FAILED,
+                    actor="controller",
+                    reason="delete_failed",
+                    data={"message": f"{type(error).__name__}: {error}"},
+                )
+            return
+        async with self._leadership.write() as tx:
+            if await jobs.remove(tx, job_id):
+                await events.append(tx, None, "job.deleted", f"Job {job_id} was removed.", actor="controller")
+
+    async def _attempt_ids(self, job_id: str) -> list[str]:
+        async with self._database.read() as connection:
+            rows = await connection.execute(select(Attempt.id).where(Attempt.job_id == job_id))
+            return [row.id for row in rows.all()]
+
+    def _remove_files(self, job_id: str, attempt_ids: Sequence[str]) -> None:
+        url = self._settings.job_store(job_id)
+        checkpoint_files.remove_all(self._open_store(url))
+        if "://" not in url and Path(url).exists():
+            shutil.rmtree(url)
+        for attempt_id in attempt_ids:
+            folder = self._settings.ranks_dir / attempt_id
+            if folder.exists():
+                shutil.rmtree(folder)
+
+
+def _kept(ref: checkpoints.CheckpointRef) -> Kept:
+    return Kept(ref.id, ref.step, ref.attempt, ref.status in checkpoints.USABLE, ref.pinned, ref.eval_loss)
+
+
+async def record_found(tx: Tx, job_id: str, found: Sequence[CheckpointRecord]) -> None:
+    """Write checkpoints that were found by listing, each with an event."""
+    for record in found:
+        place = parse_folder(record.folder)
+        assert place is not None, record.folder
+        if await checkpoints.record(tx, job_id, place[1], record) is not None:
+            message = f"The checkpoint at step {record.step} was found in the store; no report told of it."
+            await events.append(
+                tx, job_id, "checkpoint.found", message, actor="controller", data={"folder": record.folder}
+            )
+
+
+async def _folders(connection: AsyncConnection, job_id: str) -> frozenset[str]:
+    rows = await connection.execute(select(Checkpoint.folder).where(Checkpoint.job_id == job_id))
+    return frozenset(row.folder for row in rows.all())
+
+
+async def _crowded(connection: AsyncConnection) -> list[str]:
+    statement = (
+        select(Checkpoint.job_id)
+        .join(Job, Job.id == Checkpoint.job_id)
+        .where(Checkpoint.status != "deleted", Job.status != Status.DELETING)
+        .group_by(Checkpoint.job_id)
+        .having(func.count() > ALWAYS_KEPT)
+    )
+    return [row.job_id for row in (await connection.execute(statement)).all()]
+
+
+async def _marked(connection: AsyncConnection) -> list[tuple[str, str, str]]:
+    statement = select(Checkpoint.id, Checkpoint.job_id, Checkpoint.folder).where(
+        Checkpoint.status == "deleted", Checkpoint.problem == REMOVING
+    )
+    return [(row.id, row.job_id, row.folder) for row in (await connection.execute(statement)).all()]
+
+
+async def _held(connection: AsyncConnection, job_id: str) -> set[str]:
+    """Checkpoints that something refers to now: living attempts, and jobs that will start from a named one."""
+    living = select(Attempt.resume_checkpoint).where(
+        Attempt.job_id == job_id, Attempt.status != AttemptStatus.RELEASED, Attempt.resume_checkpoint.is_not(None)
+    )
+    named = select(Job.resume_checkpoint).where(Job.id == job_id, Job.resume_checkpoint.is_not(None))
+    found = [*(await connection.execute(living)).all(), *(await connection.execute(named)).all()]
+    return {row.resume_checkpoint for row in found}
