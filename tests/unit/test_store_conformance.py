@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from s3_by_hand import S3Server
 
+from workers.object_store import open_store
 from zero_engine.store import LocalStore, NotFound, Store, StoreError
 
+NUMBERS = count()
 
-@pytest.fixture(params=["local"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+
+@pytest.fixture(scope="module")
+def s3(missing: Callable[[str], NoReturn]) -> Iterator[S3Server]:
+    """A real S3 server process on loopback."""
+    try:
+        server = S3Server.start()
+    except ImportError:
+        missing("moto[server]: the S3 store is not tested")
+    with server:
+        yield server
+
+
+@pytest.fixture(params=["local", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """An empty store of each kind."""
-    yield LocalStore(tmp_path / "store")
+    if request.param == "local":
+        return LocalStore(tmp_path / "store")
+    server = request.getfixturevalue("s3")
+    return open_store(f"s3://{server.bucket}/run-{next(NUMBERS)}")
 
 
 def test_what_is_put_is_what_is_read(store: Store) -> None:
@@ -113,6 +133,21 @@ def test_names_in_any_script_are_keys(store: Store) -> None:
     """Keys are text, not ASCII."""
     store.put("文件夹/é ü", b"x")
     assert list(store.list("文件夹/")) == ["文件夹/é ü"]
+
+
+def test_a_large_object_goes_up_in_parts(store: Store) -> None:
+    """More than one part: the bytes are whole, and an abandoned upload leaves nothing."""
+    data = bytes(range(256)) * 2**17
+    with store.create("a/large") as writer:
+        for start in range(0, len(data), 2**22):
+            writer.write(memoryview(data)[start : start + 2**22])
+    with pytest.raises(RuntimeError), store.create("a/other") as writer:
+        writer.write(data)
+        raise RuntimeError
+    buffer = bytearray(2**21)
+    store.read_into("a/large", 2**24 - 2**20, memoryview(buffer))
+    assert bytes(buffer) == data[: 2**21] and store.size("a/large") == len(data)
+    assert list(store.list("a/")) == ["a/large"]
 
 
 def test_an_empty_store_lists_nothing(store: Store) -> None:

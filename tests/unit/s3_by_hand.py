@@ -1,0 +1,75 @@
+"""A real S3 server process (moto) on loopback, for tests of the object store."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Self
+from urllib.error import URLError
+
+BUCKET = "checkpoints"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test-id", "AWS_SECRET_ACCESS_KEY": "test-secret-word", "AWS_REGION": "us-east-1"}
+
+
+@dataclass
+class S3Server:
+    """Sets the variables that S3 clients read while it lives, and puts the old ones back."""
+
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+    bucket: str = BUCKET
+    before: dict[str, str | None] = field(default_factory=dict)
+
+    @staticmethod
+    def start() -> S3Server:
+        """A server with an empty bucket. Raises ImportError without moto."""
+        import moto.server  # noqa: F401  says early that it is missing
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        server = S3Server(port)
+        server.up()
+        return server
+
+    def up(self) -> None:
+        """Start the process and wait until it answers."""
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{self.url}/moto-api/data.json", timeout=5).close()
+                break
+            except (URLError, ConnectionError):
+                assert self.process.poll() is None, "the S3 server ended"
+                time.sleep(0.05)
+        request = urllib.request.Request(f"{self.url}/{self.bucket}", method="PUT")
+        request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request")
+        urllib.request.urlopen(request, timeout=5).close()
+
+    def down(self) -> None:
+        """Kill the process; what it held is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        wanted = {**CREDENTIALS, "AWS_ENDPOINT_URL": self.url, "AWS_ALLOW_HTTP": "true"}
+        self.before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name, value in self.before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+        self.down()
