@@ -1,0 +1,158 @@
+"""How bytes travel between ranks: the `Comm` protocol and the ledger that counts every one of them.
+
+A reduction across ranks is an exchange of pieces and an ordered sum by the owner, so two reads are enough: `exchange`
+(every owner reads its range of everybody's bucket) and `gather` (everybody reads every owner's range). A buffer that
+others read goes through one cycle, the same for all transports:
+
+    reclaim (wait until nobody reads it)  ->  write  ->  publish (all have written)  ->  exchange | gather  ->  release
+
+`comm_group.py` moves bytes with a process group, `comm_shm.py` through shared memory; both pass the same tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from zero_engine.layout import Range
+
+
+@dataclass
+class Buffer:
+    """One allocation per rank of the group, all made in the same call."""
+
+    number: int
+    label: str
+    local: Tensor  # 1-D uint8, this rank's bytes
+    peers: dict[int, Tensor] = field(default_factory=dict)  # 1-D uint8 views of the others' bytes, where shared
+    published: int = 0  # times this rank has published it
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A bucket inside everybody's buffer, and who makes and owns what."""
+
+    offset: int  # byte at which the bucket starts in the buffer
+    owners: tuple[Range, ...]  # elements of the bucket by owner
+    dtypes: tuple[str | None, ...]  # torch dtype name of each rank's piece; None where a rank has none
+    label: str  # what diverging ranks are told they disagree about
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Bytes that every rank reads from every owner."""
+
+    sources: tuple[Range, ...]  # bytes in each owner's buffer
+    targets: tuple[Range, ...]  # bytes in the target
+    label: str
+
+
+@dataclass(frozen=True)
+class LedgerReport:
+    """Payload of this rank by "collective/purpose", for example "exchange/gradients"."""
+
+    bytes: dict[str, int]  # sent; what the plan predicts
+    seconds: dict[str, float]  # spent waiting and copying
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes.values())
+
+
+class Ledger:
+    """Counts payload bytes and seconds. Work outside a step is booked on a page of its own."""
+
+    def __init__(self) -> None:
+        self.page = "step"
+        self._bytes: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self._seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    def add(self, collective: str, purpose: str, num_bytes: int, seconds: float = 0.0) -> None:
+        """Book one message."""
+        self._bytes[self.page][f"{collective}/{purpose}"] += num_bytes
+        self._seconds[self.page][f"{collective}/{purpose}"] += seconds
+
+    @contextmanager
+    def timed(self, collective: str, purpose: str, num_bytes: int) -> Iterator[None]:
+        """Book one message and the time that the block takes."""
+        start = time.perf_counter()
+        yield
+        self.add(collective, purpose, num_bytes, time.perf_counter() - start)
+
+    @contextmanager
+    def on(self, page: str) -> Iterator[None]:
+        """Book everything inside the block on `page` (construction, evaluation, load, save)."""
+        before, self.page = self.page, page
+        try:
+            yield
+        finally:
+            self.page = before
+
+    def report(self, page: str = "step") -> LedgerReport:
+        """What stands on a page; purposes without a byte are left out, one rank sends nothing."""
+        sent = {key: count for key, count in self._bytes[page].items() if count}
+        return LedgerReport(sent, {key: self._seconds[page][key] for key in self._bytes[page]})
+
+    def clear(self, page: str = "step") -> None:
+        """Start a page again."""
+        self._bytes.pop(page, None)
+        self._seconds.pop(page, None)
+
+
+class Comm(Protocol):
+    """What the engine needs of a transport. Every method is called by all ranks in the same order."""
+
+    rank: int
+    ranks: int
+    ledger: Ledger
+    name: str  # group | shared
+
+    def allocate(self, label: str, sizes: Sequence[int]) -> Buffer:
+        """A zeroed buffer of `sizes[rank]` bytes on every rank, on the engine's device."""
+
+    def reclaim(self, buffer: Buffer) -> None:
+        """Wait until no other rank reads what this rank published, so that it may write again."""
+
+    def publish(self, buffer: Buffer, label: str) -> None:
+        """Every rank has written its bytes. Raises DivergedError when ranks publish under different labels."""
+
+    def exchange(
+        self, buffer: Buffer, request: Exchange, purpose: str
+    ) -> Iterator[tuple[Range, list[Tensor | None]]]:
+        """This rank's range of the bucket in slices: bucket elements, and each rank's piece of them (1-D, read only).
+
+        The generator must be run to its end.
+        """
+
+    def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
+        """Bring every owner's bytes to `target` (1-D uint8; may be the buffer itself)."""
+
+    def release(self, buffer: Buffer) -> None:
+        """This rank no longer reads what the others published."""
+
+    def reserve(self, staging: Tensor) -> None:
+        """Use `staging` (1-D uint8, `plan.staging_bytes`) for arriving pieces, where the transport needs any."""
+
+    def note(self, text: str) -> None:
+        """Tell the others what went wrong here, for the message they show if this rank ends."""
+
+    def close(self, error: str | None = None) -> None:
+        """Give everything back; with an error, make every waiting rank fail with it."""
+
+
+def sent_in_exchange(request: Exchange, rank: int, item_bytes: int) -> int:
+    """Payload bytes that `rank` sends."""
+    if request.dtypes[rank] is None:
+        return 0
+    return item_bytes * sum(len(part) for owner, part in enumerate(request.owners) if owner != rank)
+
+
+def sent_in_gather(request: Gather, rank: int) -> int:
+    """Payload bytes that `rank` sends."""
+    return len(request.sources[rank]) * (len(request.sources) - 1)

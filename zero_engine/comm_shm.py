@@ -1,0 +1,229 @@
+"""`Comm` through shared memory, between CPU processes of one kernel and one user.
+
+Every buffer is a memfd whose descriptor the others receive over a socket: nothing has a name, so nothing can be left
+behind. Readers look at the owner's bytes in place; only tokens of a few bytes travel over the sockets, in order, so a
+rank that dies is seen at once as the end of its stream.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zero_engine.comm import Buffer, Exchange, Gather, Ledger, sent_in_exchange, sent_in_gather
+from zero_engine.errors import DivergedError, PeerError
+from zero_engine.layout import Range
+
+READY, DONE, NOTE, ABORT, BUFFER = range(5)
+_HEAD = struct.Struct("<BIQ")  # kind, buffer number, sequence number; a label in UTF-8 follows
+_MESSAGE_BYTES = 4096
+
+
+class Sockets:
+    """One ordered stream of small messages to every other rank."""
+
+    def __init__(self, peers: dict[int, socket.socket]) -> None:
+        self._peers = peers
+        self._ready: dict[int, deque[tuple[int, str]]] = defaultdict(deque)  # (sequence, label) not yet waited for
+        self._done: dict[tuple[int, int], int] = defaultdict(int)  # (peer, buffer): releases seen
+        self._notes: dict[int, str] = {}
+        self._descriptors: dict[tuple[int, int], int] = {}
+
+    def send(
+        self, kind: int, number: int = 0, sequence: int = 0, text: str = "", descriptor: int | None = None
+    ) -> None:
+        """One message to everybody. Raises PeerError when a peer is gone."""
+        data = _HEAD.pack(kind, number, sequence) + text.encode()[: _MESSAGE_BYTES - _HEAD.size]
+        for peer, stream in self._peers.items():
+            try:
+                if descriptor is None:
+                    stream.send(data)
+                else:
+                    socket.send_fds(stream, [data], [descriptor])
+            except OSError as error:
+                self._lost(peer, error)
+
+    def ready(self, peer: int) -> tuple[int, str]:
+        """The next publication of `peer`: (sequence, label)."""
+        while not self._ready[peer]:
+            self._receive(peer)
+        return self._ready[peer].popleft()
+
+    def wait_done(self, peer: int, number: int, count: int) -> None:
+        """Wait until `peer` has released buffer `number` `count` times."""
+        while self._done[peer, number] < count:
+            self._receive(peer)
+
+    def descriptor(self, peer: int, number: int) -> int:
+        """The file descriptor of `peer`'s buffer `number`."""
+        while (peer, number) not in self._descriptors:
+            self._receive(peer)
+        return self._descriptors.pop((peer, number))
+
+    def _receive(self, peer: int) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._peers[peer], _MESSAGE_BYTES, 1)
+        except OSError as error:
+            self._lost(peer, error)
+        if not data:
+            self._lost(peer, None)
+        kind, number, sequence = _HEAD.unpack_from(data)
+        text = data[_HEAD.size :].decode(errors="replace")
+        if kind == READY:
+            self._ready[peer].append((sequence, text))
+        elif kind == DONE:
+            self._done[peer, number] += 1
+        elif kind == BUFFER:
+            self._descriptors[peer, number] = descriptors[0]
+        elif kind == NOTE:
+            self._notes[peer] = text
+        else:
+            raise PeerError(f"rank {peer} failed: {text or self._notes.get(peer, 'no reason given')}")
+
+    def _lost(self, peer: int, error: OSError | None) -> Any:
+        reason = self._notes.get(peer) or (f"connection lost ({error})" if error else "its process ended")
+        raise PeerError(f"rank {peer} is gone: {reason}") from error
+
+    def close(self) -> None:
+        for stream in self._peers.values():
+            stream.close()
+
+
+class SharedComm:
+    """Buckets and weights are read where their owner wrote them; the bytes booked are those a network would carry."""
+
+    name = "shared"
+
+    def __init__(self, rank: int, ranks: int, sockets: Sockets) -> None:
+        self.rank, self.ranks, self.ledger = rank, ranks, Ledger()
+        self._sockets, self._sequence, self._buffers = sockets, 0, 0
+        self._others = [peer for peer in range(ranks) if peer != rank]
+
+    def reserve(self, staging: Tensor) -> None:
+        """Pieces are read in place."""
+
+    def allocate(self, label: str, sizes: Sequence[int]) -> Buffer:
+        self._buffers += 1
+        descriptor = os.memfd_create(f"shardyard-{label}", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, max(sizes[self.rank], 1))
+        buffer = Buffer(self._buffers, label, _mapped(descriptor, sizes[self.rank]))
+        self._sockets.send(BUFFER, buffer.number, descriptor=descriptor)
+        os.close(descriptor)
+        for peer in self._others:
+            received = self._sockets.descriptor(peer, buffer.number)
+            buffer.peers[peer] = _mapped(received, sizes[peer])
+            os.close(received)
+        return buffer
+
+    def reclaim(self, buffer: Buffer) -> None:
+        for peer in self._others:
+            self._sockets.wait_done(peer, buffer.number, buffer.published)
+
+    def publish(self, buffer: Buffer, label: str) -> None:
+        buffer.published += 1
+        self._sequence += 1
+        self._sockets.send(READY, buffer.number, self._sequence, label)
+        for peer in self._others:
+            sequence, theirs = self._sockets.ready(peer)
+            if (sequence, theirs) != (self._sequence, label):
+                raise DivergedError(
+                    f"rank {self.rank} is at '{label}' while rank {peer} is at '{theirs}': the ranks ran different "
+                    "modules; make the control flow the same on all ranks"
+                )
+
+    def release(self, buffer: Buffer) -> None:
+        self._sockets.send(DONE, buffer.number)
+
+    def exchange(
+        self, buffer: Buffer, request: Exchange, purpose: str
+    ) -> Iterator[tuple[Range, list[Tensor | None]]]:
+        part = request.owners[self.rank]
+        pieces = list[Tensor | None]()
+        for rank, name in enumerate(request.dtypes):
+            dtype = None if name is None else getattr(torch, name)
+            pieces.append(None if dtype is None else _part(self._bytes_of(buffer, rank), request.offset, part, dtype))
+        own = pieces[self.rank]
+        sent = sent_in_exchange(request, self.rank, 0 if own is None else own.itemsize)
+        with self.ledger.timed("exchange", purpose, sent):
+            if len(part):
+                yield part, pieces
+
+    def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
+        with self.ledger.timed("gather", purpose, sent_in_gather(request, self.rank)):
+            for rank, (source, place) in enumerate(zip(request.sources, request.targets, strict=True)):
+                theirs = self._bytes_of(buffer, rank)[source.start : source.stop]
+                mine = target[place.start : place.stop]
+                if theirs.data_ptr() != mine.data_ptr():
+                    mine.copy_(theirs)
+
+    def _bytes_of(self, buffer: Buffer, rank: int) -> Tensor:
+        return buffer.local if rank == self.rank else buffer.peers[rank]
+
+    def note(self, text: str) -> None:
+        self._sockets.send(NOTE, text=text)
+
+    def close(self, error: str | None = None) -> None:
+        if error is not None:
+            with suppress(PeerError):  # a peer that is gone already needs no telling
+                self._sockets.send(ABORT, text=error)
+        self._sockets.close()
+
+
+def connect(group: dist.ProcessGroup | None, rank: int, ranks: int) -> SharedComm | None:
+    """Shared memory between the ranks of `group`, or None on every rank when they do not share one kernel and user."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("\0shardyard-" + os.urandom(16).hex())
+    listener.listen(ranks)
+    cards: list[Any] = [None] * ranks
+    dist.all_gather_object(cards, (_place(), listener.getsockname()), group=group)
+    if len({place for place, _ in cards}) > 1:
+        listener.close()
+        return None
+    peers = dict[int, socket.socket]()
+    for peer in range(rank):
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stream.connect(cards[peer][1])
+        stream.send(rank.to_bytes(4, "little"))
+        peers[peer] = stream
+    while len(peers) < ranks - 1:
+        stream, _ = listener.accept()
+        if _user_of(stream) == os.getuid():
+            peers[int.from_bytes(stream.recv(4), "little")] = stream
+        else:
+            stream.close()
+    listener.close()
+    return SharedComm(rank, ranks, Sockets(dict(sorted(peers.items()))))
+
+
+def _place() -> tuple[str, int, int]:
+    """What must be equal for descriptors to travel: the kernel's boot, the network namespace, the user."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if not (hasattr(os, "memfd_create") and boot.exists()):
+        return (os.urandom(16).hex(), 0, 0)
+    return (boot.read_text().strip(), os.stat("/proc/self/ns/net").st_ino, os.getuid())
+
+
+def _user_of(stream: socket.socket) -> int:
+    return int(struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+
+
+def _mapped(descriptor: int, size: int) -> Tensor:
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+
+
+def _part(storage: Tensor, offset: int, part: Range, dtype: torch.dtype) -> Tensor:
+    size = dtype.itemsize
+    return storage[offset + part.start * size : offset + part.stop * size].view(dtype)

@@ -1,0 +1,367 @@
+"""Bytes per rank and bytes on the wire, before anything runs. Torch-free: shapes and settings are enough.
+
+The engine allocates by the sizes computed here and its ledger counts what is computed here; tests hold both
+to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zero_engine.buckets import Bucket, buckets_of, leaf_dtype
+from zero_engine.config import STAGES, ZeroConfig
+from zero_engine.fold import Schedule, schedule_of
+from zero_engine.layout import ITEM_BYTES, Layout
+from zero_engine.windows import NUM_SLOTS, gathers_of_step
+
+CATEGORIES = ("parameters", "gradients", "sums", "master", "moments", "buckets", "slots", "other")
+STRIDE = {"cpu": 1 << 16, "cuda": 1 << 22}  # elements worked on at a time: what fits a core's cache, what fills a GPU
+
+
+@dataclass(frozen=True)
+class Mail:
+    """The small message of the norm exchange: flag, losses and weights, touched parameters, own block sums."""
+
+    flag: int
+    loss: int
+    touched: int
+    norm: int
+
+    @property
+    def total(self) -> int:
+        return self.flag + self.loss + self.touched + self.norm
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Everything one rank allocates, in bytes, and where things stand."""
+
+    parameters: int
+    gradients: int
+    total_sums: int  # fp32 totals: of the shard, or of everything where stage 0 cannot use its gradient buffer
+    chunk_sums: int
+    master: int
+    moments: int
+    root_bucket: int
+    pool_bucket: int  # one of `num_pool_buckets`
+    num_pool_buckets: int
+    root_slot: int
+    slot: int  # one of `num_slots`
+    num_slots: int
+    staging: int
+    scratch: int
+    mail: int  # own message and everybody's
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """By category."""
+        return {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "sums": self.total_sums + self.chunk_sums,
+            "master": self.master,
+            "moments": self.moments,
+            "buckets": self.root_bucket + self.pool_bucket * self.num_pool_buckets,
+            "slots": self.root_slot + self.slot * self.num_slots,
+            "other": self.staging + self.scratch + self.mail,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step will take, rank by rank."""
+
+    stage: int
+    ranks: int
+    num_parameters: int
+    padded_parameters: int
+    memory: tuple[dict[str, int], ...]  # bytes by category, for each rank
+    traffic: tuple[dict[str, int], ...]  # payload bytes sent per step by "collective/purpose", for each rank
+    schedule: Schedule
+    idle_share: float
+    paper_bytes: float  # per rank, from the paper's formula for this stage and precision
+
+    @property
+    def largest_memory(self) -> int:
+        """Bytes of the fullest rank."""
+        return max(sum(row.values()) for row in self.memory)
+
+    @property
+    def largest_traffic(self) -> int:
+        """Bytes sent per step by the busiest rank."""
+        return max(sum(row.values()) for row in self.traffic)
+
+    @property
+    def total_traffic(self) -> int:
+        """Bytes sent per step by all ranks."""
+        return sum(sum(row.values()) for row in self.traffic)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A stage, and the sentence that says why."""
+
+    stage: int
+    fits: bool
+    reason: str
+    plans: tuple[Plan, ...]  # of all stages
+
+
+class Blueprint:
+    """A layout cut for one config and group: what plan, strategies and tests derive their numbers from."""
+
+    def __init__(
+        self, layout: Layout, config: ZeroConfig, ranks: int, transport: str, device: str = "cpu", moments: int = 2
+    ) -> None:
+        self.layout, self.config, self.ranks = layout, config.resolved(ranks), ranks
+        self.transport, self.num_moments = transport, moments
+        self.schedule = schedule_of(*self.config.batch_shape, ranks, by_unit=config.stage >= 2)
+        self.buckets = buckets_of(layout, config.compute_dtype, ranks)
+        self.stride = max(layout.block, min(STRIDE[device], layout.padded))
+        stored_fp32 = self.schedule.widest or all(bucket.dtype == "float32" for bucket in self.buckets)
+        self.in_place = config.stage < 2 and stored_fp32 and not self.schedule.carries_total
+        self.whole_totals = config.stage == 0 and not stored_fp32
+
+    def run_item_bytes(self, run: int) -> int:
+        """Bytes of one element of compute weights."""
+        return ITEM_BYTES[leaf_dtype(self.layout.runs[run].dtype, self.config.compute_dtype)]
+
+    def has_master(self, run: int) -> bool:
+        """Whether a run keeps fp32 master weights beside its compute weights."""
+        kept = self.layout.runs[run]
+        return kept.trainable and leaf_dtype(kept.dtype, self.config.compute_dtype) != "float32"
+
+    def unit_bytes(self, unit: int) -> int:
+        """Bytes of a unit's compute weights."""
+        runs = self.layout.units[unit].runs
+        return sum(len(self.layout.runs[number].range) * self.run_item_bytes(number) for number in runs)
+
+    def buckets_in(self, unit: int) -> tuple[Bucket, ...]:
+        """The buckets of one unit."""
+        return tuple(bucket for bucket in self.buckets if bucket.unit == unit)
+
+    def bucket_bytes(self, unit: int) -> int:
+        """Bytes of a unit's gradients as they wait to be exchanged."""
+        return sum(bucket.num_bytes(self.schedule.widest) for bucket in self.buckets_in(unit))
+
+    def own_bytes(self, unit: int, rank: int, trainable_only: bool = False) -> int:
+        """Bytes of the compute weights of `unit` that `rank` owns."""
+        return sum(
+            len(piece.range) * self.run_item_bytes(piece.run)
+            for piece in self.layout.pieces(rank, self.ranks)
+            if piece.unit == unit and (piece.local is not None or not trainable_only)
+        )
+
+    def mail(self, rank: int) -> Mail:
+        """Bytes of the norm exchange that `rank` sends to each other rank."""
+        blocks = self.layout.shard_elements(rank, self.ranks) // self.layout.block
+        micro_batches, _ = self.config.batch_shape
+        return Mail(8, 16 * micro_batches, 8 * -(-len(self.layout.entries) // 64), 8 * blocks)
+
+    def sizes(self, rank: int) -> Sizes:
+        """What `rank` allocates."""
+        return _SIZES[self.config.stage](self, rank)
+
+    def traffic(self, rank: int) -> dict[str, int]:
+        """Payload bytes that `rank` sends in a step, by "collective/purpose"; zero entries are left out."""
+        mail, others = self.mail(rank), self.ranks - 1
+        rows = {
+            "exchange/gradients": self._exchanged(rank),
+            **_TRAFFIC[self.config.stage](self, rank),
+            "gather/flag": mail.flag * others,
+            "gather/loss": mail.loss * others,
+            "gather/touched": mail.touched * others,
+            "gather/norm": mail.norm * others,
+        }
+        return {purpose: count for purpose, count in rows.items() if count}
+
+    def _exchanged(self, rank: int) -> int:
+        sent = 0
+        for round in self.schedule.rounds:
+            for fold in round.folds:
+                if fold.source == rank:
+                    sent += sum(
+                        bucket.num_bytes(fold.summed) * (bucket.length - len(bucket.owners[rank])) // bucket.length
+                        for bucket in self.buckets
+                    )
+        return sent
+
+    def plan(self) -> Plan:
+        """The whole picture."""
+        config, layout, ranks = self.config, self.layout, range(self.ranks)
+        return Plan(
+            config.stage,
+            self.ranks,
+            layout.num_parameters,
+            layout.padded,
+            tuple(self.sizes(rank).memory for rank in ranks),
+            tuple(self.traffic(rank) for rank in ranks),
+            self.schedule,
+            self.schedule.idle_share,
+            layout.num_parameters * paper_bytes_per_parameter(config.stage, self.ranks, config.precision),
+        )
+
+
+def plan_of(
+    layout: Layout,
+    config: ZeroConfig,
+    ranks: int,
+    *,
+    transport: str = "shared",
+    device: str = "cpu",
+    moments: int = 2,
+) -> Plan:
+    """Memory and traffic of `ranks` ranks. `transport`: what "auto" becomes, shared on one CPU node, else group."""
+    return Blueprint(layout, config, ranks, transport, device, moments).plan()
+
+
+def paper_bytes_per_parameter(stage: int, ranks: int, precision: str = "bf16") -> float:
+    """The ZeRO paper's model states (arXiv 1910.02054, figure 1, K = 12); in fp32, 4 + 4 + 8 in place of 2 + 2 + 12."""
+    weights, gradients, states = (4, 4, 8) if precision == "fp32" else (2, 2, 12)
+    divided = {0: 0, 1: states, 2: states + gradients, 3: states + gradients + weights}[stage]
+    return weights + gradients + states - divided + divided / ranks
+
+
+def advise(
+    layout: Layout,
+    config: ZeroConfig,
+    ranks: int,
+    device_bytes: int,
+    *,
+    activation_bytes: int = 0,
+    margin: float = 0.1,
+    transport: str = "shared",
+    device: str = "cpu",
+) -> Advice:
+    """The stage with the least traffic that fits `device_bytes` less the margin, then with the fewest bytes."""
+    plans = tuple(
+        plan_of(layout, replace(config, stage=stage), ranks, transport=transport, device=device) for stage in STAGES
+    )
+    room = device_bytes * (1 - margin) - activation_bytes
+    fitting = [plan for plan in plans if plan.largest_memory <= room]
+    if not fitting:
+        best = min(plans, key=lambda plan: plan.largest_memory)
+        return Advice(best.stage, False, _too_large(best, room), plans)
+    best = min(fitting, key=lambda plan: (plan.largest_traffic, plan.largest_memory))
+    return Advice(best.stage, True, _why(best, plans, room, margin), plans)
+
+
+def _too_large(best: Plan, room: float) -> str:
+    return (
+        f"No stage fits: even stage {best.stage} needs {_size(best.largest_memory)} per rank and {_size(room)} are "
+        "free; use more ranks, a smaller model or larger devices."
+    )
+
+
+def _why(best: Plan, plans: Sequence[Plan], room: float, margin: float) -> str:
+    equal = [plan for plan in plans if plan.largest_traffic == best.largest_traffic and plan.largest_memory <= room]
+    rest = f"{_size(best.largest_memory)} of {_size(room)} per rank ({margin:.0%} kept free)"
+    if best.ranks == 1:
+        return f"Stage {best.stage}: one rank sends nothing at any stage, and it needs the fewest bytes, {rest}."
+    if len(equal) > 1:
+        return f"Stage {best.stage}: no other stage that fits sends less, and it needs the fewest bytes, {rest}."
+    sent = _size(best.largest_traffic)
+    return f"Stage {best.stage}: it sends the least of those that fit, {sent} a step, with {rest}."
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def _common(print_: Blueprint, rank: int, states_of_all: bool) -> Sizes:
+    """What every stage needs: compute weights of everything, masters and moments of the owned part or of all."""
+    layout = print_.layout
+    kept = layout.pieces(0, 1) if states_of_all else layout.pieces(rank, print_.ranks)
+    trainable = sum(len(piece.range) for piece in kept if piece.local is not None)
+    mastered = sum(len(piece.range) for piece in kept if print_.has_master(piece.run))
+    largest = max((len(part) for bucket in print_.buckets for part in bucket.owners), default=0)
+    return Sizes(
+        parameters=sum(print_.unit_bytes(unit.index) for unit in layout.units),
+        gradients=0,
+        total_sums=0,
+        chunk_sums=0,
+        master=4 * mastered,
+        moments=4 * trainable * print_.num_moments,
+        root_bucket=0,
+        pool_bucket=0,
+        num_pool_buckets=0,
+        root_slot=0,
+        slot=0,
+        num_slots=0,
+        staging=staging_bytes(print_.config, print_.ranks, largest) if print_.transport == "group" else 0,
+        scratch=16 * print_.stride,
+        mail=print_.mail(rank).total + sum(print_.mail(r).total for r in range(print_.ranks)),
+    )
+
+
+def staging_bytes(config: ZeroConfig, ranks: int, largest_range: int) -> int:
+    """Memory of the group transport for arriving slices: two sets of one slice from every other rank."""
+    return 2 * (ranks - 1) * 4 * min(config.bucket_bytes // 4, largest_range)
+
+
+def _bulk(print_: Blueprint, rank: int, states_of_all: bool) -> Sizes:
+    """Stages 0 and 1: gradients of everything, exchanged at the end of a round."""
+    shard = 4 * print_.layout.shard_elements(rank, print_.ranks)
+    totals = 4 * print_.layout.trainable if print_.whole_totals else 0 if print_.in_place else shard
+    return replace(
+        _common(print_, rank, states_of_all),
+        gradients=sum(print_.bucket_bytes(unit.index) for unit in print_.layout.units),
+        total_sums=totals,
+        chunk_sums=shard if print_.schedule.carries_chunk else 0,
+    )
+
+
+def _by_unit(print_: Blueprint, rank: int) -> Sizes:
+    """Stage 2: a standing bucket for the root unit, two for all others."""
+    shard = 4 * print_.layout.shard_elements(rank, print_.ranks)
+    units = range(1, len(print_.layout.units))
+    return replace(
+        _common(print_, rank, states_of_all=False),
+        total_sums=shard,
+        chunk_sums=shard if print_.schedule.carries_chunk else 0,
+        root_bucket=print_.bucket_bytes(0),
+        pool_bucket=max(map(print_.bucket_bytes, units), default=0),
+        num_pool_buckets=min(NUM_SLOTS, len(units)),
+    )
+
+
+def _by_slot(print_: Blueprint, rank: int) -> Sizes:
+    """Stage 3: stage 2, with own pieces of the weights, and slots to gather into."""
+    units = range(1, len(print_.layout.units))
+    return replace(
+        _by_unit(print_, rank),
+        parameters=sum(print_.own_bytes(unit.index, rank) for unit in print_.layout.units),
+        root_slot=print_.unit_bytes(0),
+        slot=max(map(print_.unit_bytes, units), default=0),
+        num_slots=min(NUM_SLOTS, len(units)),
+    )
+
+
+def _gathers_totals(print_: Blueprint, rank: int) -> dict[str, int]:
+    return {"gather/gradients": 4 * print_.layout.shard_elements(rank, print_.ranks) * (print_.ranks - 1)}
+
+
+def _gathers_updates(print_: Blueprint, rank: int) -> dict[str, int]:
+    own = sum(print_.own_bytes(unit.index, rank, trainable_only=True) for unit in print_.layout.units)
+    return {"gather/parameters": own * (print_.ranks - 1)}
+
+
+def _gathers_windows(print_: Blueprint, rank: int) -> dict[str, int]:
+    counts = gathers_of_step(len(print_.layout.units) - 1, len(print_.schedule.work(rank)))
+    counts[0] = 1  # the root unit comes back once, after the update
+    own = sum(count * print_.own_bytes(unit, rank) for unit, count in enumerate(counts))
+    return {"gather/parameters": own * (print_.ranks - 1)}
+
+
+_SIZES = {
+    0: lambda print_, rank: _bulk(print_, rank, states_of_all=True),
+    1: lambda print_, rank: _bulk(print_, rank, states_of_all=False),
+    2: _by_unit,
+    3: _by_slot,
+}
+_TRAFFIC = {0: _gathers_totals, 1: _gathers_updates, 2: _gathers_updates, 3: _gathers_windows}
