@@ -62,6 +62,7 @@ def read_manifest(store: Store, folder: str) -> Manifest:
         raise CheckpointError(f"the manifest of {folder}: {error}") from error
     if manifest.folder != folder:
         raise CheckpointError(f"the manifest of {folder} belongs to {manifest.folder}")
+    manifest.check_complete()
     return manifest
 
 

@@ -17,12 +17,12 @@ from functools import cached_property
 from zero_engine.layout import Entry as Place
 from zero_engine.layout import Layout
 from zero_engine.manifest import Blob, CheckpointError, Manifest, Segment, Shard
+from zero_engine.reshard import FROZEN, MASTER
 from zero_engine.shard import BUFFER, PIECE_BYTES, read_blob, read_blocks
 from zero_engine.store import Store
 from zero_engine.tensorfile import ITEM_BYTES, Entry, encode_header
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-MASTER, FROZEN = "master", "frozen"  # kinds of state that hold the values of parameters
 
 
 class ExportError(CheckpointError):

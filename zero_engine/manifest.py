@@ -17,7 +17,7 @@ import xxhash
 
 from zero_engine.errors import EngineError
 from zero_engine.layout import Layout
-from zero_engine.reshard import Run
+from zero_engine.reshard import Run, moves, needed
 from zero_engine.tensorfile import ITEM_BYTES
 
 FORMAT = "shardyard-checkpoint"
@@ -147,7 +147,7 @@ class Manifest:
     arithmetic: Arithmetic
     environment: Environment
     layout: Layout
-    optimizer: Json  # kind and the kinds of state it keeps
+    optimizer: Json  # {"kind": "adamw", "moments": ["exp_avg", "exp_avg_sq"], ...}
     scalars: Json  # step counts, loss scale: the engine's own small state
     progress: Progress
     shards: tuple[Shard, ...]
@@ -166,6 +166,19 @@ class Manifest:
     def segments(self) -> tuple[tuple[Shard, Segment], ...]:
         """Every segment with its shard, in file order."""
         return tuple((shard, segment) for shard in self.shards for segment in shard.segments)
+
+    def check_complete(self) -> None:
+        """Raises CheckpointError unless the shards hold every block that the layout needs exactly once."""
+        have = [segment.run for _, segment in self.segments]
+        try:
+            moves(have, needed(self.layout, self.moments))
+        except ValueError as error:
+            raise CheckpointError(f"{self.folder} is not complete: {error}") from error
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Kinds of state that the optimizer keeps per trainable element, beside the master weights."""
+        return tuple(self.optimizer["moments"])
 
     def encode(self) -> bytes:
         """The bytes of the manifest file."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xxhash
 
@@ -18,6 +18,7 @@ from zero_engine.manifest import (
     Blob,
     CheckpointError,
     Json,
+    Manifest,
     Segment,
     Shard,
     checksum_of,
@@ -61,6 +62,14 @@ class Record:
     shard: Shard
     digest_part: int  # modulo 2^64; the parts of all ranks sum to the digest
     ticket: str  # names the save: rank 0 takes no record of another one
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a rank says instead, so that rank 0 need not wait for what will never come."""
+
+    problem: str
+    ticket: str
 
 
 def shard_file(rank: int) -> str:
@@ -147,24 +156,30 @@ def read_blob(store: Store, folder: str, shard: Shard, blob: Blob) -> bytearray:
 
 def put_record(store: Store, folder: str, record: Record) -> None:
     """Say that this rank's shard is durable."""
-    body: Json = {"shard": record.shard.to_json(), "digest_part": f"{record.digest_part:016x}", "ticket": record.ticket}
-    data = encode_sealed({"format": RECORD_FORMAT, "version": RECORD_VERSION}, body)
-    store.put(f"{folder}/{record_file(record.shard.rank)}", data)
+    body = {"shard": record.shard.to_json(), "digest_part": f"{record.digest_part:016x}", "ticket": record.ticket}
+    _put_sealed(store, f"{folder}/{record_file(record.shard.rank)}", body)
 
 
-def get_record(store: Store, folder: str, rank: int) -> Record | None:
-    """A rank's record, None while it is not there."""
+def put_refusal(store: Store, folder: str, rank: int, refusal: Refusal) -> None:
+    """Say that this rank's shard will not come."""
+    _put_sealed(store, f"{folder}/{record_file(rank)}", {"problem": refusal.problem, "ticket": refusal.ticket})
+
+
+def get_record(store: Store, folder: str, rank: int) -> Record | Refusal | None:
+    """What a rank said, None while it said nothing."""
     try:
         _, body = decode_sealed(store.get(f"{folder}/{record_file(rank)}"))
     except NotFound:
         return None
+    if "problem" in body:
+        return Refusal(body["problem"], body["ticket"])
     return Record(Shard.from_json(body["shard"]), int(body["digest_part"], 16), body["ticket"])
 
 
 def wait_for_records(
     store: Store, folder: str, ranks: int, ticket: str, patience_seconds: float, poll_seconds: float = 0.02
 ) -> tuple[Record, ...]:
-    """The records of all ranks, in rank order. Raises CheckpointError naming the ranks that said nothing in time.
+    """The records of all ranks, in rank order. Raises CheckpointError for a refusal, and for ranks that stay silent.
 
     The patience starts anew whenever a record arrives: a slow store is waited for, a dead rank is not.
     """
@@ -183,9 +198,32 @@ def wait_for_records(
     return tuple(found[rank] for rank in range(ranks))
 
 
+def publish(store: Store, draft: Manifest, records: Sequence[Record]) -> Manifest:
+    """Complete the draft with the shards of all ranks and make it a checkpoint: the last write of a save.
+
+    Raises CheckpointError when the shards together do not hold every block exactly once.
+    """
+    digest = sum(record.digest_part for record in records) % 2**64
+    manifest = replace(draft, digest=f"{digest:016x}", shards=tuple(record.shard for record in records))
+    manifest.check_complete()
+    store.put(f"{manifest.folder}/{MANIFEST}", manifest.encode())
+    return manifest
+
+
+def _put_sealed(store: Store, key: str, body: Json) -> None:
+    store.put(key, encode_sealed({"format": RECORD_FORMAT, "version": RECORD_VERSION}, body))
+
+
 def _new_records(store: Store, folder: str, missing: Sequence[int], ticket: str) -> Mapping[int, Record]:
-    records = ((rank, get_record(store, folder, rank)) for rank in missing)
-    return {rank: record for rank, record in records if record is not None and record.ticket == ticket}
+    arrived: dict[int, Record] = {}
+    for rank in missing:
+        said = get_record(store, folder, rank)
+        if said is None or said.ticket != ticket:
+            continue
+        if isinstance(said, Refusal):
+            raise CheckpointError(f"{folder}: rank {rank} could not save its shard: {said.problem}")
+        arrived[rank] = said
+    return arrived
 
 
 def _verify(data: memoryview, segment: Segment, first: int, where: str) -> None:

@@ -9,10 +9,10 @@ from zero_engine.layout import Layout, ParameterSpec
 from zero_engine.manifest import Arithmetic, Environment, Manifest, Progress
 from zero_engine.shard import (
     BUFFER,
-    MANIFEST,
     NamedSource,
     Record,
     Source,
+    publish,
     put_record,
     wait_for_records,
     write_shard,
@@ -67,27 +67,25 @@ class ByHand:
         shard = write_shard(self.store, self.folder, rank, self.sources(rank), [running] if rank == 0 else [])
         put_record(self.store, self.folder, Record(shard, digest_part=rank + 1, ticket="t"))
 
-    def manifest(self) -> Manifest:
+    def publish(self) -> Manifest:
+        """The whole save, in its order."""
+        for rank in range(self.ranks):
+            self.write_shard(rank)
         records = wait_for_records(self.store, self.folder, self.ranks, "t", patience_seconds=1)
+        return publish(self.store, self.draft(), records)
+
+    def draft(self) -> Manifest:
         return Manifest(
             step=self.step,
             fence=self.fence,
             ranks=self.ranks,
             stage=2,
-            digest=f"{sum(record.digest_part for record in records):016x}",
+            digest="",
             arithmetic=Arithmetic(seed=1, micro_batches=4, chunk=2, precision="fp32"),
             environment=Environment(device="cpu", torch="2.13.0", threads=1),
             layout=self.layout,
-            optimizer={"kind": "adamw", "state": ["exp_avg", "exp_avg_sq"]},
+            optimizer={"kind": "adamw", "moments": ["exp_avg", "exp_avg_sq"]},
             scalars={"counts": [self.step] * len(SPECS)},
             progress=Progress(data_cursor=80, data_hash="abc", schedule={"kind": "constant"}, extra={"名": "é"}),
-            shards=tuple(record.shard for record in records),
+            shards=(),
         )
-
-    def publish(self) -> Manifest:
-        """The whole save, in its order."""
-        for rank in range(self.ranks):
-            self.write_shard(rank)
-        manifest = self.manifest()
-        self.store.put(f"{self.folder}/{MANIFEST}", manifest.encode())
-        return manifest

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zero_engine.reshard import MissingBlocks, Move, Run, bytes_needed, moves
+from zero_engine.layout import Layout, ParameterSpec
+from zero_engine.reshard import MissingBlocks, Move, Run, moves, needed, owned
 
 
 def cut(kind: str, blocks: int, ranks: int) -> list[Run]:
@@ -67,6 +68,32 @@ def test_every_needed_block_is_copied_once_from_its_place(blocks: int, old: int,
     assert targets == [list(range(run.first, run.stop)) for run in need]
 
 
-def test_bytes_needed_counts_whole_blocks() -> None:
-    """The bytes a rank will read are known before launch."""
-    assert bytes_needed(cut("m", 10, 3), 1024) == 10240
+SPECS = (
+    ParameterSpec("a", (1000,)),
+    ParameterSpec("b", (700,), unit="u"),
+    ParameterSpec("c", (900,), unit="u", trainable=False),
+    ParameterSpec("d", (300,), unit="u", trainable=False, dtype="int64"),
+    ParameterSpec("e", (5000,), unit="v"),
+)
+
+
+def test_one_rank_owns_one_run_per_stretch() -> None:
+    """Neighbours of equal trainability are joined, so that a file has few segments and reads are long."""
+    parts = owned(Layout.build(SPECS), 0, 1)
+    assert [(part.first, part.count, part.local) for part in parts] == [
+        (0, 4, 0),
+        (4, 4, None),
+        (8, 3, 4 * 256),
+        (11, 2, None),
+        (13, 20, 7 * 256),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 40])
+def test_the_ranks_own_everything_once(ranks: int) -> None:
+    """The runs of all ranks together are exactly what a checkpoint must hold."""
+    layout = Layout.build(SPECS)
+    have = [run for rank in range(ranks) for run in needed(layout, ("exp_avg",), rank, ranks)]
+    whole = needed(layout, ("exp_avg",))
+    assert sum(move.count for move in moves(have, whole)) == sum(run.count for run in have)
+    assert {run.kind for run in whole} == {"master", "exp_avg", "frozen"}
