@@ -1,0 +1,68 @@
+"""The user's own nn.Module, imported in rank processes only."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from workers.spec import PythonModel
+
+OUR_PACKAGES = ("server", "workers", "zero_engine")
+
+
+class EntryError(Exception):
+    """An entry point that gives no model. `code` never changes once released."""
+
+    code = "entry_failed"
+
+
+def build_user_model(spec: PythonModel, seed: int) -> nn.Module:
+    """Call the entry with its kwargs; torch's generator is seeded before, so that every rank builds the same weights.
+
+    Raises EntryError for a folder or entry that cannot be one; what the user's code raises goes through unchanged.
+    """
+    module_name, _, function_name = spec.entry.partition(":")
+    folder = Path(spec.path).resolve()
+    _refuse_our_names(folder)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    module = importlib.import_module(module_name)
+    _refuse_elsewhere(module.__file__, folder, module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise EntryError(f"model.entry {spec.entry}: module {module_name} has no function {function_name}")
+    torch.manual_seed(seed)
+    model = function(**spec.kwargs)
+    if not isinstance(model, nn.Module):
+        raise EntryError(f"model.entry {spec.entry} returned {type(model).__name__}; it must return a torch.nn.Module")
+    return model
+
+
+def gives_its_own_loss(model: nn.Module) -> bool:
+    """Whether forward is forward(inputs, targets) -> loss, not forward(inputs) -> logits."""
+    parameters = [
+        each
+        for each in inspect.signature(model.forward).parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    required = [each for each in parameters if each.default is each.empty]
+    return len(required) >= 2 or (len(parameters) >= 2 and parameters[1].name == "targets")
+
+
+def _refuse_our_names(folder: Path) -> None:
+    for name in OUR_PACKAGES:
+        if (folder / name).is_dir() or (folder / f"{name}.py").is_file():
+            raise EntryError(f"model.path {folder} holds {name}, a name that belongs to Shardyard itself; rename it")
+
+
+def _refuse_elsewhere(file: str | None, folder: Path, module_name: str) -> None:
+    if file is None or not Path(file).resolve().is_relative_to(folder):
+        raise EntryError(
+            f"model.entry: module {module_name} was found at {file or 'no file'}, not in model.path {folder}; "
+            "another module has the same name, so rename yours"
+        )
