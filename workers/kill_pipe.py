@@ -1,10 +1,11 @@
 """A pipe whose writer's death kills a process group: no lease, no polling, no cooperation of the one that dies.
 
 Note: how the kill works
-The reader's file is given an owner (F_SETOWN, the negative group id), a signal (F_SETSIG, SIGKILL) and O_ASYNC. When the last
-writer closes, also because its process was killed, the kernel itself signals the whole group: a rank stuck in C code dies too.
-Python's descriptors are not inheritable, so the writer stays in one process as long as that process only forks to exec.
-Where a kernel does not do this, `guard` puts a small watcher process into the group that waits for the same end of file.
+The reader's file is given an owner (F_SETOWN, the negative group id), a signal (F_SETSIG, SIGKILL) and O_ASYNC. When
+the last writer closes, also because its process was killed, the kernel itself signals the whole group: a rank stuck in
+C code dies too. Python's descriptors are not inheritable, so the writer stays in one process as long as that process
+only forks to exec. Where a kernel does not do this, `guard` puts a small watcher process into the group that waits for
+the same end of file.
 
 Standard library only: the zygote imports it.
 """

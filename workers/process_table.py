@@ -1,6 +1,7 @@
-"""What /proc says about processes: identity, descent by an environment mark, and ending them without hitting a stranger.
+"""What /proc says about processes: identity, descent by an environment mark, and an end that hits no stranger.
 
-Standard library only. A pid alone is never trusted: a `ProcessId` carries the start time too, and signals go through a pidfd.
+Standard library only. A pid alone is never trusted: a `ProcessId` carries the start time too, and signals go through
+a pidfd.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +54,9 @@ def own_identity() -> ProcessId:
     return me
 
 
-def marked(name: str, value: str, **also: str) -> Iterator[ProcessId]:
-    """Living processes of this user whose first environment holds NAME=VALUE (and every one of `also`), zombies left out."""
-    wanted = [f"{key}={text}".encode() for key, text in {name: value, **also}.items()]
+def marked(mark: Mapping[str, str]) -> Iterator[ProcessId]:
+    """Living processes of this user whose first environment holds every NAME=VALUE of the mark; no zombies."""
+    wanted = [f"{name}={value}".encode() for name, value in mark.items()]
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue
@@ -70,7 +71,10 @@ def marked(name: str, value: str, **also: str) -> Iterator[ProcessId]:
 
 
 def send_signal(process: ProcessId, number: int) -> bool:
-    """Signal exactly this process; False when it is gone. The pidfd is opened before the check, so no stranger is hit."""
+    """Signal exactly this process; False when it is gone.
+
+    The pidfd is opened before the identity is checked, so no stranger is hit.
+    """
     try:
         descriptor = os.pidfd_open(process.pid)
     except OSError:
@@ -101,7 +105,7 @@ def wait_gone(process: ProcessId, seconds: float) -> bool:
         os.close(descriptor)
 
 
-def kill_marked(name: str, value: str, seconds: float = 5.0, **also: str) -> int:
+def kill_marked(mark: Mapping[str, str], seconds: float = 5.0) -> int:
     """SIGKILL every process that carries the mark, until none is left; returns how many were signalled.
 
     Repeated, since a process may fork while it is looked for. Raises TimeoutError when some survive `seconds`.
@@ -109,7 +113,7 @@ def kill_marked(name: str, value: str, seconds: float = 5.0, **also: str) -> int
     killed: set[ProcessId] = set()
     deadline = time.monotonic() + seconds
     while True:
-        found = [process for process in marked(name, value, **also) if process.pid != os.getpid()]
+        found = [process for process in marked(mark) if process.pid != os.getpid()]
         if not found:
             return len(killed)
         for process in found:
@@ -118,7 +122,7 @@ def kill_marked(name: str, value: str, seconds: float = 5.0, **also: str) -> int
         for process in found:
             wait_gone(process, 0.2)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {[p.pid for p in found]} with {name}={value} survive SIGKILL")
+            raise TimeoutError(f"processes {[p.pid for p in found]} with mark {dict(mark)} survive SIGKILL")
 
 
 def resident_bytes(pid: int) -> int:

@@ -1,6 +1,6 @@
-"""The local Ray head of `shardyard serve`: started, found again by a restarted server, and stopped, without importing ray.
+"""The local Ray head of `shardyard serve`: started, found again by a restarted server, stopped. Never imports ray.
 
-The head runs in its own session, so that killing the server does not end the jobs. Everything of it listens on loopback.
+The head runs in its own session, so that killing the server does not end the jobs. All of it listens on loopback.
 """
 
 from __future__ import annotations
@@ -73,13 +73,17 @@ def ray_environment(token_path: str, local: bool) -> dict[str, str]:
 def _head_environment(token_path: str, mark: str) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     code = str(Path(__file__).resolve().parents[2])  # workers import `workers` from where the server did
-    return environment | ray_environment(token_path, local=True) | {
-        HEAD_MARK: mark,
-        "RAY_memory_monitor_refresh_ms": "0",  # it would kill actors for their ranks' bytes
-        "RAY_num_workers_soft_limit": "12",  # idle workers stay warm
-        "PYTHONPATH": os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "OMP_NUM_THREADS": "1",
-    }
+    return (
+        environment
+        | ray_environment(token_path, local=True)
+        | {
+            HEAD_MARK: mark,
+            "RAY_memory_monitor_refresh_ms": "0",  # it would kill actors for their ranks' bytes
+            "RAY_num_workers_soft_limit": "12",  # idle workers stay warm
+            "PYTHONPATH": os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "OMP_NUM_THREADS": "1",
+        }
+    )
 
 
 def start_head(folder: Path, slots: int, gpus: int | None = None) -> Head:
@@ -98,7 +102,7 @@ def start_head(folder: Path, slots: int, gpus: int | None = None) -> Head:
     token_path = _token(folder)
     temp = _temp_folder(folder)
     mark = _mark(folder)
-    kill_marked(HEAD_MARK, mark)  # what a head left that died without its own clean-up
+    kill_marked({HEAD_MARK: mark})  # what a head left that died without its own clean-up
     for _ in range(3):
         head = _try_start(folder, token_path, temp, mark, slots, gpus)
         if head is not None:
@@ -117,7 +121,10 @@ def find_head(folder: Path) -> Head | None:
 
 
 def stop_head(folder: Path) -> bool:
-    """End the head of this data folder and everything below it; False when none ran. Raises HeadFailed when some survive."""
+    """End the head of this data folder and everything below it; False when none ran.
+
+    Raises HeadFailed when some of it survives.
+    """
     head = find_head(folder)
     if head is not None:
         send_signal(head.process, signal.SIGTERM)
@@ -125,7 +132,7 @@ def stop_head(folder: Path) -> bool:
     mark = _mark(folder)
     _wait_marked_gone(mark, 3.0)
     try:
-        leftovers = kill_marked(HEAD_MARK, mark)
+        leftovers = kill_marked({HEAD_MARK: mark})
     except TimeoutError as error:
         raise HeadFailed(str(error)) from error
     (folder / HEAD_FILE).unlink(missing_ok=True)
@@ -135,7 +142,7 @@ def stop_head(folder: Path) -> bool:
 
 def _wait_marked_gone(mark: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(True for _ in marked(HEAD_MARK, mark)):
+    while time.monotonic() < deadline and any(True for _ in marked({HEAD_MARK: mark})):
         time.sleep(0.05)
 
 
@@ -163,7 +170,7 @@ def _try_start(folder: Path, token_path: str, temp: Path, mark: str, slots: int,
     if identity is not None and _wait_listening(process, log, ports[0]):
         return Head(f"127.0.0.1:{ports[0]}", token_path, str(temp), identity.pid, identity.start_ticks)
     process.terminate()
-    kill_marked(HEAD_MARK, mark)
+    kill_marked({HEAD_MARK: mark})
     process.wait()
     return None
 

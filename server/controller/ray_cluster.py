@@ -1,0 +1,517 @@
+"""`Cluster` on Ray. The only file of the server that imports ray; it runs in the driver process (`ray_driver.py`).
+
+Everything is found by name, so nothing has to be remembered:
+    placement group   attempt:<job>:<attempt>:<fence>:<ranks>     detached, one bundle per rank
+    rank actor        rank:<attempt>:<rank>                       detached, never restarted
+    node agent        agent:<node>                                detached, never restarted; made anew when it died
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util import list_named_actors, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from server.controller.cluster import (
+    AttemptState,
+    ClusterState,
+    ClusterUnavailable,
+    Launch,
+    NoCapacity,
+    Node,
+    RankState,
+)
+from server.controller.ray_target import RayOptions, RayTarget
+from workers.agent import NodeAgent
+from workers.contract import AttemptId, JobId, ResultRecord
+from workers.rank_actor import ActorPlan, RankActor
+
+NAMESPACE = "shardyard"
+ANSWER_SECONDS = 3.0  # an actor that does not answer in time is taken as it was last seen
+PLACE_SECONDS = 10.0
+START_SECONDS = 120.0  # from the placement to a running process on every rank, a cold zygote included
+RELEASE_SECONDS = 15.0
+POLL_SECONDS = 0.02
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LaunchFailed(ClusterUnavailable):
+    """A rank could not be started; the message names it and its node. What had been started is released."""
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An attempt's placement group as its name tells it."""
+
+    job_id: JobId
+    attempt_id: AttemptId
+    fence: int
+    ranks: int
+    nodes: tuple[str, ...]  # node id of each bundle; empty while it is not placed
+
+    @property
+    def name(self) -> str:
+        return group_name(self.job_id, self.attempt_id, self.fence, self.ranks)
+
+
+@dataclass
+class _Agent:
+    """An agent that answered, and what it said last."""
+
+    handle: Any
+    facts: dict[str, Any]
+
+
+@dataclass
+class _Seen:
+    """The last answer of a rank actor."""
+
+    state: dict[str, Any]
+    at: float = field(default_factory=time.monotonic)
+
+
+def group_name(job_id: str, attempt_id: str, fence: int, ranks: int) -> str:
+    """The name of an attempt's placement group."""
+    return f"attempt:{job_id}:{attempt_id}:{fence}:{ranks}"
+
+
+def rank_name(attempt_id: str, rank: int) -> str:
+    """The name of a rank's actor."""
+    return f"rank:{attempt_id}:{rank}"
+
+
+def reachable(
+    method: Callable[Concatenate[RayCluster, P], T],
+) -> Callable[Concatenate[RayCluster, P], T]:
+    """Say ClusterUnavailable for whatever Ray raises."""
+
+    @functools.wraps(method)
+    def call(self: RayCluster, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except (RayError, ConnectionError, TimeoutError, RuntimeError, SystemError) as error:
+            raise ClusterUnavailable(f"{method.__name__}: {error}") from error
+
+    return call
+
+
+class RayCluster:
+    """The real cluster; see `Cluster` for what each method promises. Thread-safe."""
+
+    def __init__(self, target: RayTarget, options: RayOptions) -> None:
+        """Connect. Ray's variables (`ray_head.ray_environment`) must stand in the environment already."""
+        self.target = target
+        self.options = options
+        loopback: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if target.local else {}
+        ray.init(address=target.address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **loopback)
+        self.agents: dict[str, _Agent] = {}  # by node id
+        self.seen: dict[str, _Seen] = {}  # by actor name
+        self.launching: set[AttemptId] = set()
+        self.lock = threading.RLock()
+        self._ensure_agents()
+        self._warm()
+
+    # ---- looking -----------------------------------------------------------------------------------------------
+
+    @reachable
+    def observe(self) -> ClusterState:
+        self._ensure_agents()
+        alive = _living_nodes()
+        free = _free_resources()
+        placed = _placed()
+        lost = self._lost_ranks()
+        names = [entry["name"] for entry in list_named_actors(all_namespaces=True) if entry["namespace"] == NAMESPACE]
+        states = self._states(name for name in names if name.startswith("rank:"))
+        nodes = tuple(self._node(node_id, node, free.get(node_id, {})) for node_id, node in sorted(alive.items()))
+        return ClusterState(nodes, tuple(self._attempts(placed, states, lost)))
+
+    def _node(self, node_id: str, node: dict[str, Any], free: dict[str, float]) -> Node:
+        agent = self.agents.get(node_id)
+        facts = agent.facts if agent else {}
+        resources = node["Resources"]
+        kind = "GPU" if resources.get("GPU") else "CPU"
+        slots = int(resources.get(kind, 0))
+        memory = int(facts.get("memory_bytes") or resources.get("memory", 0))
+        return Node(
+            id=node_id,
+            address=node["NodeManagerAddress"],
+            alive=True,
+            device="cuda" if kind == "GPU" else "cpu",
+            slots=slots,
+            free_slots=int(free.get(kind, 0)),
+            memory_bytes=memory,
+            device_memory_bytes=int(facts.get("device_memory_bytes") or memory // max(slots, 1)),
+            devices=tuple(facts.get("devices", ())),
+        )
+
+    def _attempts(
+        self, placed: list[_Placed], states: dict[str, dict[str, Any]], lost: dict[str, dict[str, Any]]
+    ) -> Iterable[AttemptState]:
+        """Every attempt that has a placement group, an actor, or a rank left on a node."""
+        groups = {group.attempt_id: group for group in placed}
+        for said in [*states.values(), *lost.values()]:
+            attempt = AttemptId(said["attempt_id"])
+            known = groups.get(attempt)
+            ranks = max(known.ranks if known else 0, said["rank"] + 1)
+            if known is None or known.ranks < ranks:
+                groups[attempt] = _Placed(JobId(said["job_id"]), attempt, said["fence"], ranks, ())
+        for group in groups.values():
+            ranks = tuple(self._rank(group, rank, states, lost) for rank in range(group.ranks))
+            yield AttemptState(group.attempt_id, group.job_id, group.fence, ranks)
+
+    def _rank(
+        self, group: _Placed, rank: int, states: dict[str, dict[str, Any]], lost: dict[str, dict[str, Any]]
+    ) -> RankState:
+        name = rank_name(group.attempt_id, rank)
+        said = states.get(name) or lost.get(name)
+        node_id = group.nodes[rank] if rank < len(group.nodes) else None
+        if said is None or said["fence"] != group.fence:
+            starting = group.attempt_id in self.launching
+            return RankState(rank, "starting" if starting else "lost", node_id)
+        result = said["result"]
+        return RankState(
+            rank=rank,
+            status=said["status"],
+            node_id=said.get("node_id") or node_id,
+            pid=said["pid"],
+            start_ticks=said["start_ticks"],
+            result=None if result is None else ResultRecord.model_validate(result),
+            step=said["step"],
+            heartbeat_age_seconds=said["heartbeat_age_seconds"],
+            reports_closed=said["reports_closed"],
+        )
+
+    def _states(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """What each living rank actor says now; one that does not answer in time is taken as last seen, grown older."""
+        asked = {name: handle.state.remote() for name in names if (handle := _actor(name)) is not None}
+        answers = _answers(asked, ANSWER_SECONDS)
+        states: dict[str, dict[str, Any]] = {}
+        for name, answer in answers.items():
+            if isinstance(answer, dict):
+                self.seen[name] = _Seen(answer)
+                states[name] = answer
+            elif isinstance(answer, GetTimeoutError) and name in self.seen:
+                seen = self.seen[name]
+                age = seen.state["heartbeat_age_seconds"] + time.monotonic() - seen.at
+                states[name] = {**seen.state, "heartbeat_age_seconds": age}
+        self.seen = {name: seen for name, seen in self.seen.items() if name in asked}
+        return states
+
+    def _lost_ranks(self) -> dict[str, dict[str, Any]]:
+        """What the agents say of ranks whose actor is dead, by the actor's name."""
+        asked = {node_id: agent.handle.lost_ranks.remote() for node_id, agent in self.agents.items()}
+        lost: dict[str, dict[str, Any]] = {}
+        for node_id, answer in _answers(asked, ANSWER_SECONDS).items():
+            for said in answer if isinstance(answer, list) else []:
+                lost[rank_name(said["attempt_id"], said["rank"])] = {**said, "node_id": node_id}
+        return lost
+
+    # ---- launching ---------------------------------------------------------------------------------------------
+
+    @reachable
+    def launch(self, launch: Launch) -> None:
+        if self._stands(launch):
+            return
+        self._release(launch.attempt_id)
+        self._require_capacity(launch)
+        self.launching.add(launch.attempt_id)
+        try:
+            self._start(launch)
+        except BaseException:
+            self._release(launch.attempt_id)
+            raise
+        finally:
+            self.launching.discard(launch.attempt_id)
+        threading.Thread(target=self._warm, name="warm", daemon=True).start()
+
+    def _stands(self, launch: Launch) -> bool:
+        """Whether all ranks of this attempt have been started already, this fence and no other."""
+        if not any(group.attempt_id == launch.attempt_id for group in _placed()):
+            return False
+        states = self._states(rank_name(launch.attempt_id, order.rank) for order in launch.orders)
+        return len(states) == len(launch.orders) and all(
+            said["fence"] == launch.fence and said["status"] != "starting" for said in states.values()
+        )
+
+    def _require_capacity(self, launch: Launch) -> None:
+        """Raise NoCapacity unless the whole attempt is known to fit now: no placement group waits in Ray."""
+        kind = _resource(launch)
+        free = sum(int(node.get(kind, 0)) for node in _free_resources().values())
+        if free < len(launch.orders):
+            raise NoCapacity(f"{len(launch.orders)} ranks need as many {kind} slots; {free} are free")
+
+    def _start(self, launch: Launch) -> None:
+        kind, ranks = _resource(launch), len(launch.orders)
+        name = group_name(launch.job_id, launch.attempt_id, launch.fence, ranks)
+        group = placement_group([{kind: 1}] * ranks, strategy="PACK", name=name, lifetime="detached")
+        if not group.wait(PLACE_SECONDS):
+            raise NoCapacity(f"Ray did not place {ranks} bundles of one {kind} within {PLACE_SECONDS:.0f} s")
+        nodes = _bundle_nodes(group)
+        bundles = sorted(range(ranks), key=lambda index: (nodes[index], index))  # ranks of one node stand together
+        zygotes = self._zygotes(sorted(set(nodes)))
+        actors = [
+            self._make_actor(launch, rank, group, bundle, zygotes[nodes[bundle]]) for rank, bundle in enumerate(bundles)
+        ]
+        master = actors[0].bind.remote(self._host(nodes[bundles[0]], len(set(nodes))))
+        started = {
+            rank: actor.start.remote(
+                launch.orders[rank].model_dump_json(), master, zygotes[nodes[bundles[rank]]]["zygote"]["socket_path"]
+            )
+            for rank, actor in enumerate(actors)
+        }
+        self._check_started(launch, started, [nodes[bundle] for bundle in bundles])
+
+    def _make_actor(self, launch: Launch, rank: int, group: PlacementGroup, bundle: int, agent: dict[str, Any]) -> Any:
+        order = launch.orders[rank]
+        plan = ActorPlan(
+            launch.job_id, launch.attempt_id, launch.fence, rank, len(launch.orders), launch.report_url,
+            launch.report_token, launch.orphan_seconds, agent["register_folder"], order.device,
+        )  # fmt: skip
+        cuda = order.device == "cuda"
+        return ray.remote(RankActor).options(
+            name=rank_name(launch.attempt_id, rank),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=8,
+            num_cpus=0 if cuda else 1,
+            num_gpus=1 if cuda else 0,  # repeated here: a bundle alone hides no other GPU
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+        ).remote(plan)  # fmt: skip
+
+    def _check_started(self, launch: Launch, started: dict[int, Any], nodes: Sequence[str]) -> None:
+        """Raise LaunchFailed for the first rank that has no process, or whose GPU another rank has too."""
+        devices: dict[tuple[str, str], int] = {}
+        for rank, answer in _answers(started, START_SECONDS).items():
+            if not isinstance(answer, dict):
+                raise LaunchFailed(f"rank {rank} on node {nodes[rank][:12]} was not started: {answer}")
+            self.seen[rank_name(launch.attempt_id, rank)] = _Seen(answer)
+            if answer["device"]:
+                other = devices.setdefault((nodes[rank], answer["device"]), rank)
+                if other != rank:
+                    raise LaunchFailed(f"ranks {other} and {rank} were given the same GPU {answer['device']}")
+
+    def _host(self, node_id: str, num_nodes: int) -> str:
+        """Where rank 0 listens: loopback when all ranks are on one node."""
+        if num_nodes == 1:
+            return "127.0.0.1"
+        return str(_living_nodes()[node_id]["NodeManagerAddress"])
+
+    # ---- steering ----------------------------------------------------------------------------------------------
+
+    @reachable
+    def adopt(self, attempt_id: AttemptId, report_url: str) -> None:
+        asked = {name: actor.adopt.remote(report_url) for name, actor in _actors_of(attempt_id).items()}
+        asked |= {key: agent.handle.redirect.remote(attempt_id, report_url) for key, agent in self.agents.items()}
+        _answers(asked, ANSWER_SECONDS)
+
+    @reachable
+    def request_stop(self, attempt_id: AttemptId) -> None:
+        _require({name: actor.stop.remote() for name, actor in _actors_of(attempt_id).items()})
+
+    @reachable
+    def kill(self, attempt_id: AttemptId) -> None:
+        actors = _actors_of(attempt_id)
+        answers = _answers({name: actor.kill.remote() for name, actor in actors.items()}, ANSWER_SECONDS)
+        for name, answer in answers.items():
+            if isinstance(answer, GetTimeoutError):  # it does not answer: its own death ends the rank
+                ray.kill(actors[name], no_restart=True)
+
+    @reachable
+    def stacks(self, attempt_id: AttemptId) -> dict[int, str]:
+        """The stacks of every rank's threads now, by rank."""
+        asked = {int(name.rsplit(":", 1)[1]): actor.stacks.remote() for name, actor in _actors_of(attempt_id).items()}
+        return {rank: text for rank, text in _answers(asked, ANSWER_SECONDS).items() if isinstance(text, str)}
+
+    @reachable
+    def release(self, attempt_id: AttemptId) -> None:
+        self._ensure_agents()
+        self._release(attempt_id)
+
+    def _release(self, attempt_id: AttemptId) -> None:
+        """Actors first (their ranks die with them), then what is left by its mark, then the placement group."""
+        deadline = time.monotonic() + RELEASE_SECONDS
+        for actor in _actors_of(attempt_id).values():
+            ray.kill(actor, no_restart=True)
+        _wait(lambda: not _names_of(attempt_id), deadline, f"actors of attempt {attempt_id} live on")
+        _require({node: agent.handle.sweep.remote(attempt_id) for node, agent in self.agents.items()})
+        for group in _placed():
+            if group.attempt_id == attempt_id:
+                remove_placement_group(get_placement_group(group.name))
+        _wait(
+            lambda: all(group.attempt_id != attempt_id for group in _placed()),
+            deadline,
+            f"the placement group of attempt {attempt_id} is not removed",
+        )
+
+    def close(self) -> None:
+        ray.shutdown()
+
+    # ---- nodes -------------------------------------------------------------------------------------------------
+
+    def _ensure_agents(self) -> None:
+        """An agent that answers on every living node. One that is only slow is kept; a dead one is replaced."""
+        with self.lock:
+            nodes = _living_nodes()
+            handles = {node: _actor(f"agent:{node}") for node in nodes}
+            asked = {node: handle.ping.remote() for node, handle in handles.items() if handle is not None}
+            answers = _answers(asked, ANSWER_SECONDS)
+            agents: dict[str, _Agent] = {}
+            for node in nodes:
+                answer = answers.get(node)
+                if isinstance(answer, dict):
+                    agents[node] = _Agent(handles[node], answer)
+                elif isinstance(answer, GetTimeoutError) and node in self.agents:
+                    agents[node] = self.agents[node]
+                elif (made := self._make_agent(node)) is not None:
+                    agents[node] = made
+            self.agents = agents
+
+    def _make_agent(self, node: str) -> _Agent | None:
+        """A new agent on this node, once the name of a dead one is free; None when it does not answer yet."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                kind: Any = ray.remote(NodeAgent)
+                kind = kind.options(
+                    name=f"agent:{node}",
+                    namespace=NAMESPACE,
+                    lifetime="detached",
+                    max_restarts=0,
+                    max_concurrency=8,
+                    num_cpus=0,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                )
+                options = self.options
+                handle = kind.remote(node, self.target.scratch, options.entry, options.preload, options.path)
+                answer = _answers({node: handle.ping.remote()}, PLACE_SECONDS)[node]
+                return _Agent(handle, answer) if isinstance(answer, dict) else None
+            except ValueError:  # the name is still taken
+                if time.monotonic() > deadline:
+                    return None
+                time.sleep(POLL_SECONDS)
+
+    def _zygotes(self, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What the agents of these nodes say once their zygotes answer. Raises LaunchFailed naming the node."""
+        self._ensure_agents()
+        missing = [node for node in nodes if node not in self.agents]
+        if missing:
+            raise LaunchFailed(f"node {missing[0][:12]} has no agent")
+        answers = _answers({node: self.agents[node].handle.ensure_zygote.remote() for node in nodes}, START_SECONDS)
+        for node, answer in answers.items():
+            if not isinstance(answer, dict):
+                raise LaunchFailed(f"node {node[:12]} has no zygote: {answer}")
+        return answers
+
+    def _warm(self) -> None:
+        """Keep idle Ray workers with the actor's imports ready: starting one costs half a second."""
+        with contextlib.suppress(RayError):
+            tasks = [
+                ray.remote(_import_actor).options(
+                    num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)
+                ).remote()
+                for node in self.agents
+                for _ in range(self.options.warm_workers)
+            ]  # fmt: skip
+            ray.wait(tasks, num_returns=len(tasks), timeout=START_SECONDS)
+
+
+def _import_actor() -> None:
+    """Runs in an idle worker: long enough that each task of a volley gets a worker of its own."""
+    import workers.rank_actor  # noqa: F401
+
+    time.sleep(0.2)
+
+
+def _living_nodes() -> dict[str, dict[str, Any]]:
+    """What Ray says of each living node, by its id."""
+    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
+
+
+def _free_resources() -> dict[str, dict[str, float]]:
+    """Resources that nobody holds, by node id."""
+    free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return free
+
+
+def _resource(launch: Launch) -> str:
+    return "GPU" if launch.orders[0].device == "cuda" else "CPU"
+
+
+def _actor(name: str) -> Any | None:
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _names_of(attempt_id: AttemptId) -> list[str]:
+    prefix = f"rank:{attempt_id}:"
+    entries = list_named_actors(all_namespaces=True)
+    return [e["name"] for e in entries if e["namespace"] == NAMESPACE and e["name"].startswith(prefix)]
+
+
+def _actors_of(attempt_id: AttemptId) -> dict[str, Any]:
+    return {name: actor for name in _names_of(attempt_id) if (actor := _actor(name)) is not None}
+
+
+def _placed() -> list[_Placed]:
+    """Every attempt's placement group that is not removed."""
+    groups = []
+    for entry in placement_group_table().values():
+        parts = entry["name"].split(":")
+        if len(parts) != 5 or parts[0] != "attempt" or entry["state"] == "REMOVED":
+            continue
+        nodes = sorted(node for node in entry["bundles_to_node_id"].values() if node)
+        groups.append(_Placed(JobId(parts[1]), AttemptId(parts[2]), int(parts[3]), int(parts[4]), tuple(nodes)))
+    return groups
+
+
+def _bundle_nodes(group: PlacementGroup) -> list[str]:
+    """Node id of each bundle of a placed group."""
+    table = placement_group_table(group)["bundles_to_node_id"]
+    return [table[index] for index in range(len(table))]
+
+
+def _answers(asked: dict[Any, Any], seconds: float) -> dict[Any, Any]:
+    """Each call's value, or the exception in its place; GetTimeoutError for those that did not come in time."""
+    references = list(asked.values())
+    ready = set(ray.wait(references, num_returns=len(references), timeout=seconds)[0]) if references else set()
+    answers: dict[Any, Any] = {}
+    for key, reference in asked.items():
+        if reference not in ready:
+            answers[key] = GetTimeoutError("no answer in time")
+            continue
+        try:
+            answers[key] = ray.get(reference)
+        except RayError as error:
+            answers[key] = error
+    return answers
+
+
+def _require(asked: dict[str, Any]) -> None:
+    """Wait for calls whose effect is needed; a dead actor needs none any more."""
+    for name, answer in _answers(asked, RELEASE_SECONDS).items():
+        if isinstance(answer, RayError) and not isinstance(answer, RayActorError):
+            raise ClusterUnavailable(f"{name}: {answer}")
+
+
+def _wait(condition: Callable[[], bool], deadline: float, message: str) -> None:
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ClusterUnavailable(message)
+        time.sleep(POLL_SECONDS)

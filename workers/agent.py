@@ -1,0 +1,262 @@
+"""The agent of a node: owns the zygote, sends what dead actors' ranks left, ends what an attempt left behind.
+
+One detached Ray actor per node, made by the server (`ray_cluster.py`); a plain class here. Its death ends the zygote
+(they are tied by a kill pipe) but no attempt: ranks hang on their own actors. Its successor finds everything in the
+node folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from workers.gpus import gpus
+from workers.kill_pipe import KillPipe, open_kill_pipe
+from workers.launch_register import Entry, Register
+from workers.process_table import kill_marked, marked, own_identity, wait_gone
+from workers.rank_process import ExitStatus, conclude
+from workers.spool_progress import SpoolProgress
+from workers.spool_sender import SPOOL_FILE, Origin, ReportPost, SpoolSender
+from workers.zygote import MESSAGE_BYTES, zygote_environment
+
+SOCKET_PATH_BYTES = 107
+READY_SECONDS = 120.0
+PATROL_SECONDS = 0.5
+SWEEP_SECONDS = 5.0
+
+
+class ZygoteFailed(Exception):
+    """The zygote did not come up; the message has its last words."""
+
+
+@dataclass(frozen=True)
+class ZygoteFacts:
+    """A zygote that answers."""
+
+    socket_path: str
+    pid: int
+    start_ticks: int
+    kernel_kills: bool  # else ranks are guarded by a watcher process
+    seconds: float  # it took to come up
+
+
+class NodeAgent:
+    """Everything of one node that is not a rank."""
+
+    def __init__(self, node_id: str, scratch: str, entry: str, preload: str, path: tuple[str, ...] = ()) -> None:
+        self.node_id = node_id
+        self.entry = entry
+        self.preload = preload
+        self.path = path  # further folders on the import path of ranks
+        self.folder = node_folder(scratch, node_id)
+        self.register = Register(self.folder / "ranks")
+        self.gpus = gpus()
+        self.facts: ZygoteFacts | None = None
+        self.failure = ""
+        self.lock = threading.Lock()
+        self.senders: dict[tuple[str, int], SpoolSender] = {}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._pipe: KillPipe | None = None
+        threading.Thread(target=self._raise_first, name="zygote", daemon=True).start()
+        threading.Thread(target=self._patrol, name="patrol", daemon=True).start()
+
+    def ping(self) -> dict[str, Any]:
+        """Who this is; `zygote` is None until it answers."""
+        facts = self.facts
+        return {
+            "node_id": self.node_id,
+            "actor": asdict(own_identity()),
+            "zygote": None if facts is None else asdict(facts),
+            "register_folder": str(self.register.folder),
+            "devices": tuple(gpu.uuid for gpu in self.gpus),
+            "device_memory_bytes": min((gpu.memory_bytes for gpu in self.gpus), default=0),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "failure": self.failure,
+        }
+
+    def ensure_zygote(self) -> dict[str, Any]:
+        """A zygote that answers now, made anew when need be: `ping` with `zygote` set. Raises ZygoteFailed."""
+        with self.lock:
+            if self.facts is None or not _answers(self.facts.socket_path):
+                self._end_zygote()
+                self.facts = self._start_zygote()
+        return self.ping()
+
+    def lost_ranks(self) -> list[dict[str, Any]]:
+        """Ranks of this node whose actor is dead: keys as `RankActor.state`, status "exited" or "lost"."""
+        return [self._describe(entry) for entry in self.register.entries() if not entry.actor.alive()]
+
+    def redirect(self, attempt_id: str, report_url: str) -> None:
+        """Reports of an attempt go there from now on."""
+        self.register.redirect(attempt_id, report_url)
+        for (attempt, _), sender in list(self.senders.items()):
+            if attempt == attempt_id and isinstance(sender.post, ReportPost):
+                sender.post.url = report_url
+
+    def sweep(self, attempt_id: str) -> int:
+        """After its actors were told to die: end every process of the attempt on this node and forget it.
+
+        Returns how many were ended. Raises TimeoutError when an actor or a process survives.
+        """
+        for entry in self.register.entries(attempt_id):
+            if not wait_gone(entry.actor, SWEEP_SECONDS):
+                raise TimeoutError(f"actor {entry.actor.pid} of rank {entry.rank} of attempt {attempt_id} lives on")
+        count = kill_marked({"SHARDYARD_ATTEMPT": attempt_id})
+        self.register.forget(attempt_id)
+        return count
+
+    def survivors(self, attempt_id: str) -> list[int]:
+        """Pids of the attempt on this node."""
+        return [process.pid for process in marked({"SHARDYARD_ATTEMPT": attempt_id})]
+
+    def close(self) -> None:
+        """End the zygote; the actor is killed afterwards."""
+        with self.lock:
+            self._end_zygote()
+
+    def _raise_first(self) -> None:
+        try:
+            self.ensure_zygote()
+        except ZygoteFailed as error:
+            self.failure = str(error)
+
+    def _start_zygote(self) -> ZygoteFacts:
+        path = str(self.folder / f"zygote-{os.getpid()}.sock")
+        if len(path.encode()) > SOCKET_PATH_BYTES:
+            raise ZygoteFailed(f"socket path {path} is longer than {SOCKET_PATH_BYTES} bytes")
+        begun = time.monotonic()
+        self._pipe = open_kill_pipe()
+        log = self.folder / "zygote.log"
+        command = [
+            sys.executable, "-m", "workers.zygote", "--socket", path, "--kill-fd", str(self._pipe.reader),
+            "--entry", self.entry, "--preload", self.preload,
+        ]  # fmt: skip
+        with log.open("wb") as output:
+            self._child = subprocess.Popen(
+                command, pass_fds=[self._pipe.reader], start_new_session=True, env=_zygote_environment(self.path),
+                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        os.close(self._pipe.reader)
+        while time.monotonic() - begun < READY_SECONDS and self._child.poll() is None:
+            said = _answers(path)
+            if said is not None:
+                return ZygoteFacts(
+                    path, said["pid"], said["start_ticks"], said["kernel_kills"], time.monotonic() - begun
+                )
+            time.sleep(0.02)
+        self._end_zygote()
+        raise ZygoteFailed(f"the zygote did not come up:\n{log.read_text(errors='replace')[-2000:]}")
+
+    def _end_zygote(self) -> None:
+        self.facts = None
+        if self._pipe is not None:
+            os.close(self._pipe.writer)
+            self._pipe = None
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._child = None
+
+    def _patrol(self) -> None:
+        """Keep a zygote standing, and send what the ranks of dead actors left."""
+        while True:
+            time.sleep(PATROL_SECONDS)
+            if self._child is not None and self._child.poll() is not None:
+                self._raise_first()
+            for entry in list(self.register.entries()):
+                if not entry.closed and not entry.actor.alive():
+                    self._take_over(entry)
+
+    def _take_over(self, entry: Entry) -> None:
+        """One try to send an orphaned rank's reports; the rank itself was ended by the kill pipe."""
+        key = (entry.attempt_id, entry.rank)
+        sender = self.senders.get(key)
+        if sender is None:
+            kill_marked(entry.mark)
+            folder = Path(entry.folder)
+            _conclude_for_actor(folder)
+            origin = Origin(entry.attempt_id, entry.fence, entry.rank)
+            sender = SpoolSender(folder, origin, ReportPost(entry.report_url, entry.report_token))
+            sender.ended.set()
+            self.senders[key] = sender
+        while sender.step() == "applied" and not sender.closed:
+            pass
+        if sender.closed or sender.given_up:
+            self.senders.pop(key)
+            if self.register.read(*key) is not None:  # not forgotten meanwhile
+                self.register.write(replace(entry, closed=True))
+
+    def _describe(self, entry: Entry) -> dict[str, Any]:
+        result = None
+        with contextlib.suppress(OSError, ValueError):
+            result = json.loads((Path(entry.folder) / "result.json").read_text())
+        progress = SpoolProgress(Path(entry.folder) / SPOOL_FILE)
+        progress.look()
+        return {
+            "job_id": entry.job_id,
+            "attempt_id": entry.attempt_id,
+            "fence": entry.fence,
+            "rank": entry.rank,
+            "status": "lost" if result is None or result["outcome"] == "died" else "exited",
+            "pid": entry.process.pid if entry.process else None,
+            "start_ticks": entry.process.start_ticks if entry.process else None,
+            "result": result,
+            "step": progress.step,
+            "heartbeat_age_seconds": 0.0,
+            "reports_closed": entry.closed,
+        }
+
+
+def _conclude_for_actor(folder: Path) -> None:
+    """Write the end of a rank whose actor died: its own word stands; else it died with its actor."""
+    if (folder / "result.json").exists():
+        return
+    result = conclude(folder, ExitStatus())
+    with (folder / SPOOL_FILE).open("a") as spool:
+        spool.write("\n" + json.dumps(result) + "\n")
+
+
+def _zygote_environment(path: tuple[str, ...]) -> dict[str, str]:
+    """The zygote's environment: ours, without what Ray set for its own worker, and with CUDA visible again."""
+    dropped = ("CUDA_VISIBLE_DEVICES", "RAY_", "PYTHONBREAKPOINT")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    code = str(Path(__file__).resolve().parents[1])
+    kept["PYTHONPATH"] = os.pathsep.join([code, *path, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return zygote_environment(kept)
+
+
+def _answers(path: str) -> dict[str, Any] | None:
+    """What the zygote at this socket says of itself, None when nobody answers within two seconds."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(2.0)
+        try:
+            connection.connect(path)
+            connection.send(b'{"op": "ping"}')
+            said = connection.recv(MESSAGE_BYTES)
+            return dict(json.loads(said)) if said else None
+        except (OSError, ValueError):
+            return None
+
+
+def node_folder(scratch: str, node_id: str) -> Path:
+    """The private folder of a node's agent below the short folder `scratch`: sockets, register, zygote log.
+
+    Raises PermissionError when another user made it.
+    """
+    path = Path(scratch) / f"node-{node_id[:12]}"
+    path.mkdir(mode=0o700, exist_ok=True, parents=True)
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to somebody else; remove it")
+    path.chmod(0o700)
+    return path

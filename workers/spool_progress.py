@@ -1,0 +1,54 @@
+"""How far a rank has come, read from its spool without waiting for the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+LOOK_BYTES = 1 << 16
+
+
+class SpoolProgress:
+    """The last step and phase that a rank wrote, and when it last wrote."""
+
+    def __init__(self, spool: Path) -> None:
+        self.spool = spool
+        self.step = 0
+        self.phase = ""
+        self.moved_at = time.monotonic()
+        self._offset = 0
+
+    def look(self) -> None:
+        """Read what was added; of a large addition only the end."""
+        try:
+            size = self.spool.stat().st_size
+        except FileNotFoundError:
+            return
+        if size == self._offset:
+            return
+        self.moved_at = time.monotonic()
+        start = max(self._offset, size - LOOK_BYTES)
+        with self.spool.open("rb") as file:
+            data = os.pread(file.fileno(), size - start, start)
+        end = data.rfind(b"\n") + 1
+        for line in data[:end].split(b"\n"):
+            self._take(line)
+        self._offset = start + end if end else self._offset
+
+    def age_seconds(self) -> float:
+        """Seconds since the rank last wrote a record."""
+        return time.monotonic() - self.moved_at
+
+    def _take(self, line: bytes) -> None:
+        if b'"phase"' not in line and b'"step"' not in line:
+            return
+        try:
+            record = json.loads(line)
+        except ValueError:  # the first line of a cut-off addition
+            return
+        if record.get("kind") == "phase":
+            self.phase = str(record.get("phase", ""))
+        elif record.get("kind") == "points":
+            self.step = max(self.step, int(record.get("step", 0)))
