@@ -132,7 +132,9 @@ def show_lines(client: Client, job_id: str) -> None:
         job = client.get(f"/v1/jobs/{job_id}")
         mark = (job["status"], 10 * job["step"] // max(job["steps"], 1))
         if mark != shown:
-            print(f"{job['status']:>10}  step {job['step']}/{job['steps']}  loss {number_text(job['loss'])}", flush=True)
+            print(
+                f"{job['status']:>10}  step {job['step']}/{job['steps']}  loss {number_text(job['loss'])}", flush=True
+            )
         shown = mark
         if is_at_rest(job):
             return

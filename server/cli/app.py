@@ -6,6 +6,8 @@ Commands load what they need when they run: `shardyard --help` and `shardyard jo
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -13,23 +15,44 @@ from server.cli import checkpoint_commands, jobs_commands, local_commands, plan_
 from server.cli.connection import connected
 from server.cli.errors import CommandError
 
+Command = Callable[..., None]
+
 app = typer.Typer(
     name="shardyard",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train PyTorch models that do not fit one GPU, as a service.",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"shardyard {version('shardyard')}")
+        raise typer.Exit
+
 
 _SERVER = "On a server"
 _JOBS = "On jobs"
 _HERE = "On this machine"
 
-for command in (service_commands.serve, service_commands.stop, service_commands.node, service_commands.token):
-    app.command(rich_help_panel=_SERVER)(command)
 
-for command in (
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Train PyTorch models that do not fit one GPU, as a service."""
+
+
+_SERVER_COMMANDS: tuple[Command, ...] = (
+    service_commands.serve,
+    service_commands.stop,
+    service_commands.node,
+    service_commands.token,
+)
+_JOB_COMMANDS: tuple[Command, ...] = (
     jobs_commands.submit,
     jobs_commands.jobs,
     jobs_commands.show,
@@ -41,11 +64,15 @@ for command in (
     jobs_commands.resume,
     checkpoint_commands.checkpoints,
     checkpoint_commands.export,
-):
-    app.command(rich_help_panel=_JOBS)(connected(command))
+)
+_PROGRAMS: tuple[Command, ...] = (local_commands.run, local_commands.doctor)  # they read their own arguments
 
+for command in _SERVER_COMMANDS:
+    app.command(rich_help_panel=_SERVER)(command)
+for command in _JOB_COMMANDS:
+    app.command(rich_help_panel=_JOBS)(connected(command))
 app.command(rich_help_panel=_HERE)(plan_command.plan)
-for command in (local_commands.run, local_commands.doctor):
+for command in _PROGRAMS:
     app.command(
         rich_help_panel=_HERE,
         add_help_option=False,

@@ -52,7 +52,9 @@ def _draw(session: Session, items: list[Json]) -> None:
 def export(
     session: Session,
     job: JobArgument,
-    target: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; default: NAME-step.safetensors.")] = None,
+    target: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to; default: NAME-step.safetensors.")
+    ] = None,
     step: Annotated[int | None, typer.Option("--step", min=0, help="Of the checkpoint; default: the newest.")] = None,
     checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="Id of the checkpoint.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
@@ -65,7 +67,9 @@ def export(
         raise BadInput(f"{target} exists; give another name with -o, or --force.")
     count = _download(session, f"/v1/checkpoints/{chosen['id']}/export", target)
     result = {"checkpoint": chosen["id"], "step": chosen["step"], "file": str(target), "bytes": count}
-    session.output.result(result, lambda: session.output.say(f"Wrote {target}, {bytes_text(count)}, step {chosen['step']}."))
+    session.output.result(
+        result, lambda: session.output.say(f"Wrote {target}, {bytes_text(count)}, step {chosen['step']}.")
+    )
 
 
 def _choose(items: list[Json], step: int | None, checkpoint: str | None) -> Json:

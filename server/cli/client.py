@@ -23,6 +23,7 @@ from server.cli.errors import BadInput, ServerProblem, ServerUnreachable
 Json = dict[str, Any]
 
 REQUEST_SECONDS = 60.0
+RETRY_SECONDS = 0.5  # between tries to reach a server that went away
 GONE_SECONDS = 120.0  # how long a follower waits for a server that went away
 
 
@@ -144,7 +145,7 @@ class Client:
             except httpx.TransportError as error:
                 if time.monotonic() - silent_since > GONE_SECONDS:
                     raise self._unreachable(error) from error
-                time.sleep(0.5)
+                time.sleep(RETRY_SECONDS)
 
     def _feed(self, job_id: str, last_id: str, read_seconds: float) -> Iterator[str]:
         timeout = httpx.Timeout(REQUEST_SECONDS, read=read_seconds)
@@ -189,5 +190,8 @@ def _problem(answer: httpx.Response) -> ServerProblem:
     if not isinstance(body, dict):
         body = {}
     if answer.status_code == 401:
-        body = {**body, "detail": "The server does not know this token; give one with --token, or see `shardyard token`."}
+        body = {
+            **body,
+            "detail": "The server does not know this token: give one with --token, or see `shardyard token`.",
+        }
     return ServerProblem(answer.status_code, body)

@@ -21,7 +21,7 @@ from server.cli.output import Output
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", envvar="SHARDYARD_DATA_DIR", help="Data folder of the server.", show_default="~/.shardyard"),
+    typer.Option("--data-dir", envvar="SHARDYARD_DATA_DIR", help="Folder of the server.", show_default="~/.shardyard"),
 ]
 Server = Annotated[str | None, typer.Option("--server", envvar="SHARDYARD_SERVER", help="URL of a server elsewhere.")]
 Token = Annotated[str | None, typer.Option("--token", envvar="SHARDYARD_TOKEN", help="Token for that server.")]

@@ -37,7 +37,9 @@ def submit(
 
 def _say_submitted(session: Session, job: Json) -> None:
     session.output.say(f"Submitted {plain(job['name'])} as {job['id']}.")
-    session.output.say(f"See it: {session.client.address.url}/jobs/{job['id']}  or: shardyard watch {short_id(job['id'])}")
+    session.output.say(
+        f"See it: {session.client.address.url}/jobs/{job['id']}  or: shardyard watch {short_id(job['id'])}"
+    )
 
 
 def jobs(
@@ -139,7 +141,7 @@ def logs(
     search: Annotated[str | None, typer.Option("--search", "-q", help="Only lines with this text.")] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin so many lines before the end.")] = 100,
 ) -> None:
-    """Print what the ranks of a job wrote; the lines stay text in any case, unless --json is given."""
+    """Print what the ranks of a job wrote: text, also when piped; --json gives an object per line."""
     job_id = session.job(job)
     query = {"rank": rank, "q": search}
     path = f"/v1/jobs/{job_id}/logs"
@@ -163,6 +165,9 @@ def logs(
 
 def _print_lines(session: Session, items: list[Json]) -> None:
     for item in items:
+        if session.output.asked_for_json:
+            session.output.line(item)
+            continue
         text = item["text"].rstrip("\n")
         print(f"{item['rank']}| {plain(text) if session.output.terminal else text}", flush=True)
 

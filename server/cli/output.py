@@ -33,7 +33,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]
 
 
 def plain(text: str) -> str:
-    """Text of others, fit for a terminal: no escape sequence, control or direction override acts on the reader's screen."""
+    """Text of others, fit for a terminal: no escape sequence, control or direction override acts on the screen."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", _ESCAPES.sub("", text))
 
 
@@ -42,6 +42,7 @@ class Output:
 
     def __init__(self, as_json: bool = False, terminal: bool | None = None) -> None:
         self.terminal = sys.stdout.isatty() if terminal is None else terminal
+        self.asked_for_json = as_json
         self.as_json = as_json or not self.terminal
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +23,7 @@ def serve(
     public_url: Annotated[str | None, typer.Option(help="Where ranks on other machines reach this API.")] = None,
     only: Annotated[Literal["api", "controller"] | None, typer.Option(help="Only this half of the service.")] = None,
 ) -> None:
-    """Start the whole service for this machine: API, dashboard, controller, Ray head. Ctrl-C pauses the jobs and stops it."""
+    """Start the whole service for this machine: API, dashboard, controller, Ray head. Ctrl-C pauses jobs and stops."""
     from server.serve import CannotServe
     from server.serve import serve as start
     from server.settings import SettingError, read_settings
@@ -43,7 +44,7 @@ def serve(
 
 
 def stop(data_dir: DataDir = None) -> None:
-    """End what a server that was killed left behind: its Ray head and the jobs on it. They resume with the next serve."""
+    """End what a killed server left behind: its Ray head and the jobs on it; the next serve resumes them."""
     from server.controller.ray_head import HeadFailed, stop_head
 
     folder = data_folder(data_dir)
@@ -52,6 +53,31 @@ def stop(data_dir: DataDir = None) -> None:
     except HeadFailed as error:
         raise CommandError(str(error)) from error
     Output().say(f"Stopped the Ray head of {folder}." if stopped else f"Nothing of {folder} was running.")
+
+
+def node(
+    address: Annotated[str | None, typer.Option(help="Join the cluster whose head is at HOST:PORT.")] = None,
+    head: Annotated[bool, typer.Option("--head", help="Be the head of a new cluster of several machines.")] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the head.")] = 6379,
+    slots: Annotated[int | None, typer.Option(min=1, help="CPU ranks this machine may hold.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to offer; without it all there are.")] = None,
+    own_address: Annotated[str | None, typer.Option(help="Address of this machine that the others reach.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the cluster's token; else RAY_AUTH_TOKEN.")] = None,
+) -> None:
+    """Add this machine to a cluster, or begin one, and stay in the foreground."""
+    from server.cli.ray_node import NodeOrder, node_command, node_environment
+    from server.controller.ray_head import ray_environment
+    from server.settings import CPU_SLOTS
+
+    if head == (address is not None):
+        raise BadInput("Say either --address HOST:PORT, to join a cluster, or --head, to begin one.")
+    if token_file is None and not os.environ.get("RAY_AUTH_TOKEN"):
+        raise BadInput("The machines of a cluster share a secret: set RAY_AUTH_TOKEN, or give --token-file.")
+    if token_file is not None and not token_file.is_file():
+        raise BadInput(f"{token_file} is not there.")
+    order = NodeOrder(head, address, port, slots or CPU_SLOTS, gpus, own_address)
+    command = node_command(order)
+    os.execve(command[0], command, node_environment(os.environ, ray_environment("", local=False), token_file))
 
 
 def token(data_dir: DataDir = None, as_json: AsJson = False) -> None:

@@ -193,7 +193,7 @@ def test_nothing_is_left_to_do() -> None:
 
 
 def test_every_package_says_what_it_is() -> None:
-    """Each `__init__` of the three packages has a docstring: what it is, what to read first, what it must not import."""
+    """Each `__init__` has a docstring: what the package is, what to read first, what it must not import."""
     faults = [
         name
         for package in PACKAGES

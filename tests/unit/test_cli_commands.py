@@ -1,0 +1,211 @@
+"""Commands as typed: what they ask the server, what they print, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.scripted_server import Answer, Asked, Script, job_view, serving
+
+JOB = job_view()["id"]
+SPEC = "name: tiny\nmodel: {kind: mlp}\ndata: {kind: digits}\ntrain: {steps: 5}\n"
+FEED = Answer(b"data: {}\n\n", content_type="text/event-stream")
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    """A server with one running job."""
+    page = {"items": [job_view()], "next_cursor": None, "counts": {}}
+    with serving(Script({"GET /v1/jobs": Answer(page), f"GET /v1/jobs/{JOB}": Answer(job_view())})) as script:
+        yield script
+
+
+def shardyard(
+    script: Script | None, *words: str, stdin: str = "", cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, stdout piped."""
+    where = [] if script is None else ["--server", script.url, "--token", "t"]
+    command = [str(Path(sys.executable).with_name("shardyard")), *words, *where]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=cwd, timeout=60)
+
+
+def test_a_piped_table_is_json(script: Script) -> None:
+    run = shardyard(script, "jobs", "--status", "running", "--status", "queued")
+    assert run.returncode == 0 and json.loads(run.stdout)[0]["id"] == JOB
+    assert script.asked[0].query["status"] == "running,queued"
+
+
+@pytest.mark.parametrize("named", [JOB, "deadbeef", "beef", "gpt", "latest"])
+def test_a_job_is_named_by_id_end_of_id_name_or_latest(script: Script, named: str) -> None:
+    script.answers[f"POST /v1/jobs/{JOB}/cancel"] = Answer(job_view(status="stopping"))
+    run = shardyard(script, "cancel", named)
+    assert run.returncode == 0 and json.loads(run.stdout)[0]["status"] == "stopping"
+
+
+def test_a_name_that_fits_several_jobs_is_bad_input_and_cancels_none(script: Script) -> None:
+    """Cancelling the wrong job is worse than asking again."""
+    other = job_view(id=JOB[:-8] + "00000001")
+    script.answers["GET /v1/jobs"] = Answer({"items": [job_view(), other], "next_cursor": None})
+    run = shardyard(script, "cancel", "gpt")
+    assert run.returncode == 2 and "deadbeef" in run.stderr and "00000001" in run.stderr
+    assert all(asked.method == "GET" for asked in script.asked)
+
+
+def test_submit_sends_the_whole_spec_with_absolute_paths_and_an_idempotency_key(script: Script, tmp_path: Path) -> None:
+    """Relative paths mean the folder of the spec; the server has another working folder."""
+    (tmp_path / "spec.yaml").write_text(
+        "name: t\nmodel: {kind: gpt}\ndata: {kind: text, path: corpus}\ntrain: {steps: 5}\n"
+    )
+    script.answers["POST /v1/jobs"] = lambda asked: Answer(job_view(name=asked.body["name"]))
+    run = shardyard(script, "submit", str(tmp_path / "spec.yaml"), "--set", "train.steps=7")
+    assert run.returncode == 0, run.stderr
+    (asked,) = script.asked
+    assert asked.body["data"]["path"] == str(tmp_path / "corpus") and asked.body["train"]["steps"] == 7
+    assert len({name.lower(): value for name, value in asked.headers.items()}["idempotency-key"]) >= 16
+
+
+def test_submit_reads_a_spec_from_stdin(script: Script) -> None:
+    script.answers["POST /v1/jobs"] = lambda asked: Answer(job_view(name=asked.body["name"]))
+    run = shardyard(script, "submit", "-", stdin=SPEC)
+    assert run.returncode == 0 and json.loads(run.stdout)["name"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SPEC.replace("steps", "step"), "/train/step"),
+        (SPEC.replace("5", "five"), "/train/steps"),
+        ("name: [", "line 1"),
+        ("", "spec.yaml"),
+    ],
+)
+def test_a_faulty_spec_is_exit_code_2_with_the_place_and_sends_nothing(
+    script: Script, tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "spec.yaml").write_text(text)
+    run = shardyard(script, "submit", "spec.yaml", cwd=tmp_path)
+    assert run.returncode == 2 and said in run.stderr and "Traceback" not in run.stderr
+    assert not script.asked
+
+
+def test_a_spec_that_is_not_there_is_exit_code_2(script: Script, tmp_path: Path) -> None:
+    run = shardyard(script, "submit", str(tmp_path / "none.yaml"))
+    assert run.returncode == 2 and "none.yaml cannot be read" in run.stderr
+
+
+def test_a_refusal_of_the_server_is_printed_field_by_field(script: Script) -> None:
+    fault = {"pointer": "/resources/ranks", "message": "ranks 99 is above the limit of 16", "suggestion": "16"}
+    body = {"status": 422, "detail": "1 problem", "code": "invalid_spec", "errors": [fault]}
+    script.answers["POST /v1/jobs"] = Answer(body, 422)
+    run = shardyard(script, "submit", "-", stdin=SPEC)
+    assert run.returncode == 2 and "/resources/ranks: ranks 99 is above the limit of 16" in run.stderr
+
+
+def test_an_impossible_action_says_the_possible_ones(script: Script) -> None:
+    body = {"status": 409, "detail": "A queued job cannot be resumed.", "allowed_actions": ["cancel", "pause"]}
+    script.answers[f"POST /v1/jobs/{JOB}/resume"] = Answer(body, 409)
+    run = shardyard(script, "resume", JOB)
+    assert run.returncode == 1 and "possible now: cancel, pause" in run.stderr
+
+
+def test_resume_asks_only_for_what_was_typed(script: Script) -> None:
+    """An absent field keeps the job's own value."""
+    script.answers[f"POST /v1/jobs/{JOB}/resume"] = Answer(job_view(status="queued"))
+    shardyard(script, "resume", JOB, "--ranks", "1", "--stage", "3", "--steps", "80")
+    assert script.asked[-1].body == {"ranks": 1, "zero": {"stage": 3}, "train": {"steps": 80}}
+    shardyard(script, "resume", JOB)
+    assert script.asked[-1].body == {}
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1), ("paused", 1)])
+def test_watching_ends_with_the_job_and_its_outcome_is_the_exit_code(
+    script: Script, status: str, exit_code: int
+) -> None:
+    """Piped, each change is one JSON object on a line."""
+    views = iter([job_view(), job_view(step=9), job_view(status=status, step=10)])
+    script.answers["GET /v1/feed"] = FEED
+    script.answers[f"GET /v1/jobs/{JOB}"] = lambda _: Answer(next(views))
+    run = shardyard(script, "watch", JOB)
+    assert run.returncode == exit_code
+    assert [json.loads(line)["step"] for line in run.stdout.splitlines()] == [3, 9, 10]
+
+
+def test_logs_stay_text_when_piped_and_follow_to_the_last_line(script: Script) -> None:
+    """The line that was written between the last look and the end is there too."""
+    lines = [{"seq": n, "rank": n % 2, "text": f"line {n}\n"} for n in range(5)]
+    states = iter(["running", "succeeded", "succeeded"])
+    known = 3
+
+    def window(asked: Asked) -> Answer:
+        after = int(asked.query["after"]) if "after" in asked.query else -1
+        items = [line for line in lines[:known] if line["seq"] > after]
+        return Answer({"items": items, "next_before": None, "next_after": items[-1]["seq"] if items else after})
+
+    def state(_: Asked) -> Answer:
+        nonlocal known
+        known = 5
+        return Answer(job_view(status=next(states)))
+
+    script.answers |= {f"GET /v1/jobs/{JOB}/logs": window, f"GET /v1/jobs/{JOB}": state, "GET /v1/feed": FEED}
+    run = shardyard(script, "logs", JOB, "-f")
+    assert run.stdout.splitlines() == [f"{n % 2}| line {n}" for n in range(5)]
+
+
+def checkpoint(step: int, status: str = "verified") -> dict[str, Any]:
+    return {"id": f"c{step}", "step": step, "attempt": 1, "status": status}
+
+
+def test_export_takes_the_newest_usable_checkpoint_and_leaves_no_half_file(script: Script, tmp_path: Path) -> None:
+    items = [checkpoint(10), checkpoint(20), checkpoint(30, "corrupt")]
+    script.answers |= {
+        f"GET /v1/jobs/{JOB}/checkpoints": Answer({"items": items, "next_cursor": None}),
+        "GET /v1/checkpoints/c20/export": Answer(b"weights", content_type="application/octet-stream"),
+    }
+    run = shardyard(script, "export", JOB, "-o", "model.safetensors", cwd=tmp_path)
+    assert run.returncode == 0 and (tmp_path / "model.safetensors").read_bytes() == b"weights"
+    again = shardyard(script, "export", JOB, "-o", "model.safetensors", cwd=tmp_path)
+    assert again.returncode == 2 and "--force" in again.stderr
+    script.answers["GET /v1/checkpoints/c20/export"] = Answer({"detail": "gone"}, 404)
+    failed = shardyard(script, "export", JOB, "-o", "other.safetensors", cwd=tmp_path)
+    assert failed.returncode == 1 and [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_without_a_server_every_client_command_says_so_and_exits_1(tmp_path: Path) -> None:
+    run = shardyard(None, "jobs", "--data-dir", str(tmp_path))
+    assert run.returncode == 1 and "shardyard serve" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_an_unknown_command_or_option_is_exit_code_2() -> None:
+    assert shardyard(None, "sumbit").returncode == 2
+    assert shardyard(None, "jobs", "--colour").returncode == 2
+
+
+def test_token_prints_the_token_alone_so_that_a_shell_can_take_it(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc\n")
+    assert shardyard(None, "token", "--data-dir", str(tmp_path)).stdout == "abc\n"
+    (tmp_path / "port").write_text("8471")
+    shown = json.loads(shardyard(None, "token", "--data-dir", str(tmp_path), "--json").stdout)
+    assert shown == {"token": "abc", "link": "http://127.0.0.1:8471/login?token=abc"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("node",), "--address"),
+        (("node", "--head", "--address", "a:1"), "--address"),
+        (("node", "--head"), "RAY_AUTH_TOKEN"),
+        (("node", "--head", "--token-file", "/nowhere/token"), "is not there"),
+    ],
+)
+def test_a_machine_joins_a_cluster_only_with_its_secret(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    run = shardyard(None, *words)
+    assert run.returncode == 2 and said in run.stderr
