@@ -1,0 +1,100 @@
+/** What can be read, and the key each answer is kept under. The feed marks keys stale by topic and job. */
+
+import { infiniteQueryOptions, keepPreviousData, queryOptions } from "@tanstack/react-query";
+import { api, body } from "./client";
+
+export interface JobFilter {
+  status?: string | undefined;
+  q?: string | undefined;
+  sort?: string | undefined;
+}
+
+const PAGE_JOBS = 60;
+
+export const meQuery = queryOptions({
+  queryKey: ["me"],
+  queryFn: ({ signal }) => body(api.GET("/v1/me", { signal })),
+  staleTime: Infinity,
+});
+
+export const jobsQuery = (filter: JobFilter) =>
+  infiniteQueryOptions({
+    queryKey: ["jobs", filter],
+    queryFn: ({ signal, pageParam }) => body(api.GET("/v1/jobs", { signal, params: { query: { ...filter, limit: PAGE_JOBS, cursor: pageParam ?? undefined } } })),
+    initialPageParam: null as string | null,
+    getNextPageParam: (page) => page.next_cursor ?? null,
+    placeholderData: keepPreviousData,
+  });
+
+export const jobQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["job", id],
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}", { signal, params: { path: { id } } })),
+  });
+
+export interface StepRange {
+  from: number;
+  to: number;
+}
+
+export const metricsQuery = (id: string, names: string, width: number, range: StepRange | null) =>
+  queryOptions({
+    queryKey: ["metrics", id, names, width, range],
+    queryFn: ({ signal }) =>
+      body(api.GET("/v1/jobs/{id}/metrics", { signal, params: { path: { id }, query: { names, width, from_step: range?.from, to_step: range?.to } } })),
+    placeholderData: keepPreviousData,
+  });
+
+export const seriesNamesQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["metrics", id, "names"],
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/metrics/names", { signal, params: { path: { id } } })),
+  });
+
+export const memoryQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["memory", id],
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/memory", { signal, params: { path: { id } } })),
+  });
+
+export const ledgerQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["ledger", id],
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/ledger", { signal, params: { path: { id } } })),
+  });
+
+export const checkpointsQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["checkpoints", id],
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/checkpoints", { signal, params: { path: { id } } })),
+  });
+
+export const attemptsQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["attempts", id],
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/attempts", { signal, params: { path: { id } } })),
+  });
+
+export const eventsQuery = (id: string) =>
+  infiniteQueryOptions({
+    queryKey: ["events", id],
+    queryFn: ({ signal, pageParam }) => body(api.GET("/v1/jobs/{id}/events", { signal, params: { path: { id }, query: { limit: 200, cursor: pageParam ?? undefined } } })),
+    initialPageParam: null as string | null,
+    getNextPageParam: (page) => page.next_cursor ?? null,
+  });
+
+export const explainQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["explain", id],
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/explain", { signal, params: { path: { id } } })),
+  });
+
+export const nodesQuery = queryOptions({
+  queryKey: ["nodes"],
+  queryFn: ({ signal }) => body(api.GET("/v1/nodes", { signal })),
+});
+
+export const queueQuery = queryOptions({
+  queryKey: ["queue"],
+  queryFn: ({ signal }) => body(api.GET("/v1/queue", { signal })),
+});

@@ -1,0 +1,117 @@
+/** The checkpoints that exist, what is in each, and the way back from them. */
+
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useState } from "react";
+import { api, body, messageOf, type Checkpoint, type Job } from "../api/client";
+import { checkpointsQuery } from "../api/queries";
+import { useNow } from "../ui/clock";
+import { formatAge, formatBytes, formatCount, formatDuration, formatNumber, formatTime } from "../ui/format";
+import { Bones, Notice, Panel } from "../ui/pieces";
+import { tell } from "../ui/toasts";
+import { ResumeDialog } from "./ResumeDialog";
+
+const MARKS: Record<Checkpoint["status"], [string, string]> = {
+  verified: ["accent", "every byte was read and its checksum holds"],
+  complete: ["", "published; its bytes have not been read back yet"],
+  corrupt: ["bad", "a shard is damaged: it is never offered for a resume"],
+  deleted: ["", "removed by retention"],
+};
+
+export function Checkpoints({ job }: { job: Job }) {
+  const checkpoints = useQuery(checkpointsQuery(job.id));
+  const [resumeFrom, setResumeFrom] = useState<string | null>(null);
+  if (checkpoints.isPending) return <div className="panel"><Bones rows={4} label="Reading the checkpoints" /></div>;
+  if (!checkpoints.data) return <Notice tone="bad" onRetry={() => void checkpoints.refetch()}>{messageOf(checkpoints.error)}</Notice>;
+  const items = [...checkpoints.data.items].sort((a, b) => b.step - a.step || b.attempt - a.attempt);
+  if (items.length === 0) {
+    return (
+      <div className="panel empty">
+        <h2>No checkpoints yet</h2>
+        <p>One is written every few steps as the spec says, after the last step, and whenever the job is paused or cancelled.</p>
+      </div>
+    );
+  }
+  return (
+    <>
+      <Panel title="Checkpoints" aside={<span className="quiet">any of them resumes on other ranks or at another stage, with the same bits</span>} flush>
+        <div className="checkpoints">
+          {items.map((each) => <Row key={each.id} job={job} checkpoint={each} onResume={() => setResumeFrom(each.id)} />)}
+        </div>
+      </Panel>
+      {resumeFrom !== null && <ResumeDialog job={job} checkpoints={items} checkpoint={resumeFrom} onClose={() => setResumeFrom(null)} />}
+    </>
+  );
+}
+
+function Row({ job, checkpoint, onResume }: { job: Job; checkpoint: Checkpoint; onResume: () => void }) {
+  const now = useNow();
+  const [tone, meaning] = MARKS[checkpoint.status];
+  const isUsable = checkpoint.status === "complete" || checkpoint.status === "verified";
+  return (
+    <article className="checkpoint" data-status={checkpoint.status} aria-label={`Checkpoint at step ${checkpoint.step}`}>
+      <div className="checkpoint-step"><span className="label">step</span><b>{formatCount(checkpoint.step)}</b></div>
+      <div className="checkpoint-facts">
+        <p>
+          <span className={`badge ${tone}`} title={meaning}>{checkpoint.status}</span>
+          {checkpoint.pinned && <span className="badge warn" title="Retention keeps it while a job needs it">pinned</span>}
+          <span>{checkpoint.ranks} × stage {checkpoint.stage}</span>
+          <span>{formatBytes(checkpoint.bytes)}</span>
+          {checkpoint.eval_loss !== null && <span>validation loss {formatNumber(checkpoint.eval_loss)}</span>}
+          <span className="quiet" title={formatTime(checkpoint.created_at, now)}>{formatAge(checkpoint.created_at, now)} ago, in {formatDuration(checkpoint.seconds)}</span>
+        </p>
+        {checkpoint.problem && <p style={{ color: "var(--bad)" }}><bdi>{checkpoint.problem}</bdi></p>}
+        <p className="quiet">digest <span className="mono">{checkpoint.digest}</span> · <span className="mono">{checkpoint.folder}</span></p>
+        <Shards checkpoint={checkpoint} />
+      </div>
+      <div className="checkpoint-actions">
+        {isUsable && job.allowed_actions.includes("resume") && <button type="button" className="button" onClick={onResume}>Resume from here…</button>}
+        <Verify checkpoint={checkpoint} />
+        {isUsable && <a className="button" href={`/v1/checkpoints/${checkpoint.id}/export`} download>Export</a>}
+      </div>
+    </article>
+  );
+}
+
+/** One cell per rank's file: the shape of the checkpoint at a glance, the files on request. */
+function Shards({ checkpoint }: { checkpoint: Checkpoint }) {
+  return (
+    <details className="shards">
+      <summary>
+        <span className="shard-cells" aria-hidden="true">
+          {checkpoint.shards.slice(0, 64).map((shard) => <i key={shard.rank} data-status={shard.status} style={{ flexGrow: shard.bytes }} />)}
+        </span>
+        {checkpoint.shards.length} {checkpoint.shards.length === 1 ? "shard" : "shards"}
+      </summary>
+      <div className="scroll-x" tabIndex={0} role="region" aria-label="Shards">
+        <table className="facts">
+          <thead><tr><th scope="col">Rank</th><th scope="col">File</th><th scope="col" className="num">Bytes</th><th scope="col">Checksum</th><th scope="col">State</th></tr></thead>
+          <tbody>
+            {checkpoint.shards.map((shard) => (
+              <tr key={shard.rank}>
+                <th scope="row">{shard.rank}</th>
+                <td className="mono">{shard.file}</td>
+                <td className="num">{formatCount(shard.bytes)}</td>
+                <td className="mono">{shard.checksum}</td>
+                <td style={shard.status === "ok" ? undefined : { color: "var(--bad)" }}>{shard.status}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </details>
+  );
+}
+
+function Verify({ checkpoint }: { checkpoint: Checkpoint }) {
+  const client = useQueryClient();
+  const verify = useMutation({
+    mutationFn: () => body(api.POST("/v1/checkpoints/{id}/verify", { params: { path: { id: checkpoint.id } } })),
+    onSuccess: (result) => {
+      tell(result.ok ? `The checkpoint at step ${checkpoint.step} is whole: every byte matches its checksum.` : `The checkpoint at step ${checkpoint.step} is damaged: ${result.problems.join("; ")}`, result.ok ? "still" : "bad");
+      void client.invalidateQueries({ queryKey: ["checkpoints", checkpoint.job_id] });
+    },
+    onError: (error) => tell(`The checkpoint at step ${checkpoint.step} was not read: ${messageOf(error)}`, "bad"),
+  });
+  if (checkpoint.status === "deleted") return null;
+  return <button type="button" className="button" disabled={verify.isPending} onClick={() => verify.mutate()}>{verify.isPending ? "Reading…" : "Verify"}</button>;
+}

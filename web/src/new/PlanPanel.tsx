@@ -1,0 +1,72 @@
+/** What the spec would cost at each stage, beside the paper's numbers, before anything starts. */
+
+import type { Plan, StagePlan } from "../api/client";
+import { CATEGORIES, CATEGORY_WORDS } from "../charts/bands";
+import { formatBytes, formatCount, formatShort } from "../ui/format";
+
+interface Props {
+  plan: Plan;
+  chosen: number | null; // the stage the spec names; null: auto
+  isOld: boolean; // the text has changed since
+}
+
+export function PlanPanel({ plan, chosen, isOld }: Props) {
+  const stage = chosen ?? plan.advised_stage;
+  const max = Math.max(1, ...plan.stages.flatMap((each) => [each.total_bytes, each.paper_bytes]));
+  return (
+    <div className="plan" data-old={isOld || undefined}>
+      <dl className="plan-facts">
+        <div><dt className="label">Parameters</dt><dd title={formatCount(plan.parameters)}>{formatShort(plan.parameters)}</dd></div>
+        <div><dt className="label">Ranks</dt><dd>{plan.ranks}</dd></div>
+        <div><dt className="label">V</dt><dd title="micro-batches a step">{plan.micro_batches}</dd></div>
+        <div><dt className="label">C</dt><dd title="micro-batches summed before they travel">{plan.chunk}</dd></div>
+        {plan.device_memory_bytes !== null && <div><dt className="label">A rank may hold</dt><dd>{formatBytes(plan.device_memory_bytes)}</dd></div>}
+      </dl>
+      <p className="advice">{plan.advice}</p>
+      {!plan.exact && <p className="quiet">An estimate: the vocabulary is known only when the text has been read.</p>}
+      {plan.idle_share > 0 && <p className="plan-warn">{Math.round(plan.idle_share * 100)} % of the rank time is idle: {plan.micro_batches} micro-batches do not divide evenly over {plan.ranks} ranks.</p>}
+      <ol className="stages">
+        {plan.stages.map((each) => <Stage key={each.stage} plan={each} max={max} isChosen={each.stage === stage} isAdvised={each.stage === plan.advised_stage} />)}
+      </ol>
+      <Legend plan={plan} />
+    </div>
+  );
+}
+
+function Stage({ plan, max, isChosen, isAdvised }: { plan: StagePlan; max: number; isChosen: boolean; isAdvised: boolean }) {
+  let at = 0;
+  const parts = CATEGORIES.filter((category) => (plan.memory[category] ?? 0) > 0);
+  return (
+    <li className="stage-plan" aria-current={isChosen ? "true" : undefined}>
+      <div className="stage-head">
+        <b>Stage {plan.stage}</b>
+        {isAdvised && <span className="badge accent">advised</span>}
+        {!plan.fits && <span className="badge bad">does not fit</span>}
+        <span className="push">{formatBytes(plan.total_bytes)} <span className="quiet">a rank</span></span>
+      </div>
+      <svg className="rank-bar" viewBox="0 0 1000 16" preserveAspectRatio="none" role="img" aria-label={parts.map((category) => `${CATEGORY_WORDS[category]} ${formatBytes(plan.memory[category])}`).join(", ")}>
+        {parts.map((category) => {
+          const [start, width] = [at, (1000 * (plan.memory[category] ?? 0)) / max];
+          at += width;
+          return <rect key={category} x={start} y="2" width={width} height="12" fill={`var(--band-${category})`} stroke="var(--panel)" strokeWidth="1" vectorEffect="non-scaling-stroke" />;
+        })}
+        <line x1={(1000 * plan.paper_bytes) / max} x2={(1000 * plan.paper_bytes) / max} y1="0" y2="16" stroke="var(--ink)" strokeWidth="1.5" strokeDasharray="3 2" vectorEffect="non-scaling-stroke" />
+      </svg>
+      <p className="stage-foot quiet">
+        <span>paper {formatBytes(plan.paper_bytes)}</span>
+        <span>sends {formatBytes(plan.total_traffic_bytes)} a step <span className="nowrap">(paper {formatBytes(plan.paper_traffic_bytes)})</span></span>
+        {plan.saving > 0.005 && <span className="push">saves {Math.round(plan.saving * 100)} %</span>}
+      </p>
+    </li>
+  );
+}
+
+function Legend({ plan }: { plan: Plan }) {
+  const used = CATEGORIES.filter((category) => plan.stages.some((stage) => (stage.memory[category] ?? 0) > 0));
+  return (
+    <ul className="legend">
+      {used.map((category) => <li key={category}><i className="swatch" style={{ background: `var(--band-${category})` }} />{CATEGORY_WORDS[category]}</li>)}
+      <li><svg width="9" height="12" aria-hidden="true"><line x1="4" x2="4" y1="0" y2="12" stroke="var(--ink)" strokeWidth="1.5" strokeDasharray="3 2" /></svg> the paper&apos;s formula</li>
+    </ul>
+  );
+}
