@@ -27,9 +27,10 @@ def command_line_page() -> str:
     lines = [
         "# Command line",
         "",
-        "Tables become JSON with `--json` or when piped. Exit codes: 0 done, 1 it was tried and failed (so does a followed",
-        "job that did not succeed), 2 bad input, 130 interrupted. `--server` and `--token` (or SHARDYARD_SERVER and",
-        "SHARDYARD_TOKEN) name a server elsewhere; without them a command finds the server of the data folder.",
+        "Tables become JSON with `--json` or when piped. Exit codes: 0 done, 1 it was tried and failed (so does a",
+        "followed job that did not succeed), 2 bad input, 130 interrupted. `--server` and `--token` (or",
+        "SHARDYARD_SERVER and SHARDYARD_TOKEN) name a server elsewhere; without them a command finds the server of the",
+        "data folder.",
         "",
     ]
     group: Any = typer.main.get_command(app)

@@ -80,7 +80,7 @@ class Output:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
         for heading in headings:
             right = heading.startswith(">")
-            table.add_column(heading.lstrip(">"), justify="right" if right else "left", overflow="fold")
+            table.add_column(heading.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
         for row in rows:
             table.add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in row))
         self.console.print(table)
