@@ -80,6 +80,10 @@ class NoCapacity(Exception):
     """The attempt does not fit now; nothing was started."""
 
 
+class LaunchFailed(Exception):
+    """The ranks could not be started, whatever was begun is released; the text names rank, node and cause."""
+
+
 class ClusterUnavailable(Exception):
     """The cluster did not answer; nothing is known of what was asked. Look again before trying again."""
 
@@ -93,7 +97,7 @@ class Cluster(Protocol):
     def launch(self, launch: Launch) -> None:
         """Start all ranks or none; a second call for a living attempt changes nothing.
 
-        Raises NoCapacity, ClusterUnavailable.
+        Raises NoCapacity, LaunchFailed, ClusterUnavailable.
         """
 
     def adopt(self, attempt_id: AttemptId, report_url: str) -> None:

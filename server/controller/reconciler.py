@@ -18,14 +18,16 @@ from server.controller.checkpoint_files import OpenStore
 from server.controller.cluster import AttemptState, Cluster, ClusterState, ClusterUnavailable
 from server.controller.launcher import Launcher
 from server.controller.leader import Leadership, LeaseLost
+from server.controller.ray_head import HeadFailed
 from server.controller.scheduler import plan
 from server.controller.snapshot import Snapshot
 from server.controller.stage import Resolve
 from server.controller.storekeeper import Storekeeper
 from server.db import Database, utc_now
-from server.rows import attempts, jobs, nodes
+from server.lifespan import resume_stopped
+from server.rows import attempts, nodes
 from server.settings import Settings
-from server.states import AttemptStatus, Desired, Status
+from server.states import AttemptStatus
 from workers.contract import AttemptId
 
 log = logging.getLogger("shardyard.controller")
@@ -77,6 +79,7 @@ class Reconciler:
         self._memory = Memory()
         self._wake = asyncio.Event()
         self._haste = False
+        self.draining = False  # the server is stopping: nothing starts any more
 
     def wake(self) -> None:
         """Look again at once. Call it from the loop's own thread."""
@@ -136,6 +139,7 @@ class Reconciler:
             cluster=state,
             cluster_error=error,
             policy=self._policy,
+            draining=self.draining,
             launching=launching,
             adopted=frozenset(running.adopted),
             absent_since=dict(self._memory.absent_since),
@@ -146,7 +150,7 @@ class Reconciler:
     async def _observe(self) -> tuple[ClusterState | None, str]:
         try:
             return await asyncio.to_thread(self._cluster.observe), ""
-        except ClusterUnavailable as error:
+        except (ClusterUnavailable, HeadFailed) as error:
             return None, str(error)
 
     def _remember(self, loaded: loading.Loaded, state: ClusterState, launching: frozenset[AttemptId]) -> None:
@@ -193,16 +197,9 @@ class Reconciler:
 
     async def _begin(self) -> None:
         """Once, after taking the lead: what a stopped server paused goes on."""
-        if self._memory.began:
-            return
-        async with self._database.read() as connection:
-            paused = await jobs.in_status(connection, {Status.PAUSED})
-        for job in (j for j in paused if j.reason == "server_stopped"):
-            async with self.leadership.write() as tx:
-                await jobs.transition(
-                    tx, job.id, Status.QUEUED, actor="controller", reason="resumed", desired=Desired.RUN
-                )
-        self._memory.began = True
+        if not self._memory.began:
+            await resume_stopped(self._database, self.leadership)
+            self._memory.began = True
 
     def _in_haste(self, snapshot: Snapshot) -> bool:
         busy = (AttemptStatus.STARTING, AttemptStatus.STOPPING)

@@ -77,6 +77,8 @@ class Pool:
 
 def schedule(snapshot: Snapshot, now: datetime) -> Iterator[Command]:
     """Which queued jobs start, and why each of the others waits."""
+    if snapshot.draining:
+        return
     queue = queue_order(job for job in snapshot.jobs if job.status is Status.QUEUED)
     if snapshot.cluster is None:
         yield from _changed(queue, "cluster_unavailable", {"message": snapshot.cluster_error})

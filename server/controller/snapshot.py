@@ -100,6 +100,7 @@ class Snapshot:
     cluster: ClusterState | None  # None: it did not answer
     cluster_error: str = ""
     policy: Policy = Policy()
+    draining: bool = False  # the server is stopping: nothing starts
     launching: frozenset[AttemptId] = frozenset()  # a launch by this controller is on its way
     adopted: frozenset[AttemptId] = frozenset()  # told where this server listens
     absent_since: dict[AttemptId, datetime] = field(default_factory=dict)  # launched, and not seen on the cluster

@@ -13,3 +13,8 @@ def with_stage(spec: JobSpec, stage: int) -> JobSpec:
     """The same spec with the stage as a number."""
     zero = spec.zero.model_copy(update={"stage": stage})
     return spec.model_copy(update={"zero": zero})
+
+
+def resolve_stage(spec: JobSpec, device: str) -> JobSpec:
+    """The spec with its stage as a number."""
+    return with_stage(spec, 0) if spec.zero.stage == "auto" else spec
