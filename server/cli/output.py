@@ -114,6 +114,8 @@ def seconds_text(seconds: float | None) -> str:
     """`45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
     if seconds is None:
         return "-"
+    if seconds == 0:
+        return "0 s"
     if seconds < 0.1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 10:

@@ -100,6 +100,7 @@ def _draw(output: Output, spec: JobSpec, plans: Sequence[SpecPlan]) -> None:
     output.say(plain(f"{spec.name}: {first.parameters:,} parameters, {spec.train.precision}."))
     time = "" if first.link_gbps is None else f", and how long that takes at {first.link_gbps:g} Gbit/s"
     output.say(f"Bytes a rank holds and sends per step, each beside the paper's formula{time}.")
+    output.say("Marked *: the stage to take; (!): does not fit the device.")
     headings = [
         ">Ranks",
         ">Stage",
@@ -119,17 +120,16 @@ def _draw(output: Output, spec: JobSpec, plans: Sequence[SpecPlan]) -> None:
 
 
 def _row(column: SpecPlan, stage: StagePlan) -> list[str]:
-    advised = "advised" if stage.stage == column.advised_stage else ""
+    mark = "* " if stage.stage == column.advised_stage else ""
     return [
         str(column.ranks) if stage.stage == 0 else "",
-        str(stage.stage),
-        bytes_text(stage.total_bytes),
+        f"{mark}{stage.stage}",
+        bytes_text(stage.total_bytes) + ("" if stage.fits else " (!)"),
         bytes_text(stage.paper_bytes),
         f"{100 * stage.saving:.1f} %",
         bytes_text(stage.total_traffic_bytes),
         bytes_text(stage.paper_traffic_bytes),
         *([] if stage.communication_seconds is None else [seconds_text(stage.communication_seconds)]),
-        advised if stage.fits else "too big",
     ]
 
 
