@@ -53,10 +53,14 @@ class ObjectStore:
     def __init__(self, url: str, patience: timedelta = PATIENCE) -> None:
         from obstore.store import from_url
 
-        self._url = url.rstrip("/")
+        self._url, self._patience = url.rstrip("/"), patience
         retry: Any = {"max_retries": 1000, "retry_timeout": patience, "backoff": {"max_backoff": timedelta(seconds=5)}}
         with _translated(url):
             self._store: Any = from_url(self._url, retry_config=retry)
+
+    def __reduce__(self) -> tuple[type[ObjectStore], tuple[str, timedelta]]:
+        """To the writer process goes the place; it finds the credentials in its own environment."""
+        return ObjectStore, (self._url, self._patience)
 
     @property
     def url(self) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
-from zero_engine.layout import Layout
+from zero_engine.layout import Layout, Piece
 
 MASTER = "master"  # fp32 values of trainable parameters
 FROZEN = "frozen"  # values of the others, in the dtype they are kept in
@@ -60,44 +60,16 @@ def moves(have: Sequence[Run], need: Sequence[Run]) -> tuple[Move, ...]:
     return tuple(move for copies in filled for move in copies)
 
 
-@dataclass(frozen=True)
-class Owned:
-    """Contiguous blocks of one rank that lie contiguously in its own buffers too."""
-
-    first: int  # block
-    count: int  # blocks
-    local: int | None  # first element in the rank's fp32 buffers; None when frozen
-    dtype: str  # of the run, as the layout names it
-
-
-def owned(layout: Layout, rank: int, ranks: int) -> tuple[Owned, ...]:
-    """What a rank saves and reads, in flat order, with neighbours joined."""
-    joined: list[Owned] = []
-    for piece in layout.pieces(rank, ranks):
-        first, count = piece.range.start // layout.block, len(piece.range) // layout.block
-        part = Owned(first, count, piece.local, layout.runs[piece.run].dtype)
-        last = joined[-1] if joined else None
-        if last is not None and last.first + last.count == first and _continues(last, part):
-            joined[-1] = replace(last, count=last.count + count)
-        else:
-            joined.append(part)
-    return tuple(joined)
-
-
 def needed(layout: Layout, moments: Sequence[str], rank: int = 0, ranks: int = 1) -> tuple[Run, ...]:
-    """Every run of state that a rank needs: masters and moments of what trains, values of what is frozen."""
-    runs = []
-    for part in owned(layout, rank, ranks):
-        kinds = (MASTER, *moments) if part.local is not None else (FROZEN,)
-        runs += [Run(kind, part.first, part.count) for kind in kinds]
-    return tuple(runs)
+    """Every run of state that a rank saves and reads, in flat order: masters and moments, values of what is frozen."""
+    return tuple(run for piece in layout.pieces(rank, ranks) for run in runs_of(layout, piece, moments))
 
 
-def _continues(last: Owned, part: Owned) -> bool:
-    """Trainable state is fp32 whatever the run's dtype; frozen values keep theirs."""
-    if last.local is None or part.local is None:
-        return last.local is part.local and last.dtype == part.dtype
-    return True
+def runs_of(layout: Layout, piece: Piece, moments: Sequence[str]) -> tuple[Run, ...]:
+    """The kinds of state that a piece of the flat space has."""
+    kinds = (FROZEN,) if piece.local is None else (MASTER, *moments)
+    first, count = piece.range.start // layout.block, len(piece.range) // layout.block
+    return tuple(Run(kind, first, count) for kind in kinds)
 
 
 @dataclass(frozen=True)

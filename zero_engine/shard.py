@@ -8,7 +8,7 @@ complete and a folder without one is nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -31,6 +31,7 @@ from zero_engine.tensorfile import Entry, encode_header
 MANIFEST = "manifest.json"
 BUFFER = "buffer/"  # begins the name of a module buffer in a shard
 PIECE_BYTES = 2**20  # hashed, then written, while it is in the processor's cache
+POLL_SECONDS = 0.02  # between looks for records that are not there yet
 RECORD_FORMAT, RECORD_VERSION = "shardyard-shard", 1
 
 
@@ -177,7 +178,12 @@ def get_record(store: Store, folder: str, rank: int) -> Record | Refusal | None:
 
 
 def wait_for_records(
-    store: Store, folder: str, ranks: int, ticket: str, patience_seconds: float, poll_seconds: float = 0.02
+    store: Store,
+    folder: str,
+    ranks: int,
+    ticket: str,
+    patience_seconds: float,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> tuple[Record, ...]:
     """The records of all ranks, in rank order. Raises CheckpointError for a refusal, and for ranks that stay silent.
 
@@ -193,8 +199,10 @@ def wait_for_records(
         elif time.monotonic() > deadline:
             silent = sorted(set(range(ranks)) - set(found))
             raise CheckpointError(f"{folder}: no shard from ranks {silent} within {patience_seconds:g} s")
+        elif give_up():
+            raise CheckpointError(f"{folder}: given up, the rank that saves is gone")
         else:
-            time.sleep(poll_seconds)
+            time.sleep(POLL_SECONDS)
     return tuple(found[rank] for rank in range(ranks))
 
 

@@ -26,16 +26,14 @@ class S3Server:
     before: dict[str, str | None] = field(default_factory=dict)
 
     @staticmethod
-    def start() -> S3Server:
-        """A server with an empty bucket. Raises ImportError without moto."""
+    def plan() -> S3Server:
+        """A server on a free port; it comes up when entered. Raises ImportError without moto."""
         import moto.server  # noqa: F401  says early that it is missing
 
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        server = S3Server(port)
-        server.up()
-        return server
+        return S3Server(port)
 
     def up(self) -> None:
         """Start the process and wait until it answers."""
@@ -67,6 +65,7 @@ class S3Server:
         wanted = {**CREDENTIALS, "AWS_ENDPOINT_URL": self.url, "AWS_ALLOW_HTTP": "true"}
         self.before = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
+        self.up()
         return self
 
     def __exit__(self, *error: object) -> None:

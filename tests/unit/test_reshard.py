@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zero_engine.layout import Layout, ParameterSpec
-from zero_engine.reshard import MissingBlocks, Move, Run, moves, needed, owned
+from zero_engine.reshard import MissingBlocks, Move, Run, moves, needed
 
 
 def cut(kind: str, blocks: int, ranks: int) -> list[Run]:
@@ -77,16 +77,15 @@ SPECS = (
 )
 
 
-def test_one_rank_owns_one_run_per_stretch() -> None:
-    """Neighbours of equal trainability are joined, so that a file has few segments and reads are long."""
-    parts = owned(Layout.build(SPECS), 0, 1)
-    assert [(part.first, part.count, part.local) for part in parts] == [
-        (0, 4, 0),
-        (4, 4, None),
-        (8, 3, 4 * 256),
-        (11, 2, None),
-        (13, 20, 7 * 256),
-    ]
+def test_frozen_parts_have_values_and_no_moments() -> None:
+    """What trains has master and moments, what is frozen only its value: no optimizer bytes for it."""
+    assert needed(Layout.build(SPECS[:3]), ("exp_avg",)) == (
+        Run("master", 0, 4),
+        Run("exp_avg", 0, 4),
+        Run("frozen", 4, 4),
+        Run("master", 8, 3),
+        Run("exp_avg", 8, 3),
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 40])
