@@ -17,7 +17,7 @@ from server.controller.cluster import Cluster
 from server.controller.launcher import Launcher
 from server.controller.leader import Leadership
 from server.controller.snapshot import JobFacts, Policy
-from server.controller.storekeeper import Storekeeper, record_found
+from server.controller.storekeeper import Storekeeper
 from server.controller.supervision import finish
 from server.db import Tx
 from server.models import Attempt
@@ -25,6 +25,7 @@ from server.reasons import sentence
 from server.rows import attempts, events, jobs
 from server.states import AttemptStatus, Desired, Status
 from workers.contract import AttemptId
+from zero_engine.store import StoreError
 
 log = logging.getLogger("shardyard.controller")
 NOT_RELEASED = frozenset(AttemptStatus) - {AttemptStatus.RELEASED}
@@ -159,12 +160,14 @@ class Applier:
         if not await asyncio.to_thread(self._release, command.attempt_id):
             log.warning("attempt.not_released attempt=%s", command.attempt_id)
             return
-        found = await self._storekeeper.find_unreported(command.job_id)
+        try:
+            await self._storekeeper.index(command.job_id)
+        except StoreError as error:  # the next launch looks again, and waits for the store
+            log.warning("checkpoint.index_failed job=%s error=%s", command.job_id, error)
         async with self.leadership.write() as tx:
             job = await jobs.lock(tx, command.job_id)
             attempt = await attempts.get(tx.connection, command.attempt_id)
             assert job is not None and attempt is not None, command
-            await record_found(tx, job.id, found)
             released = AttemptStatus.RELEASED
             if not await attempts.transition(tx, attempt.id, released, allowed=NOT_RELEASED, released_at=tx.now):
                 return

@@ -30,7 +30,7 @@ def write(store: Store, order: LaunchOrder, step: int, at: datetime) -> Checkpoi
         arithmetic=Arithmetic(order.spec.train.seed, order.spec.train.micro_batches, order.chunk, "fp32"),
         environment=Environment(device="cpu", torch="none", threads=1),
         layout=_LAYOUT,
-        optimizer={"kind": "adamw", "state": []},
+        optimizer={"kind": "adamw", "moments": []},
         scalars={"counts": [step]},
         progress=Progress(data_cursor=step * order.spec.train.global_batch, data_hash="fake"),
         shards=shards,

@@ -17,6 +17,7 @@ from typing import Literal, cast
 from server.controller.cluster import Cluster, ClusterUnavailable, Launch, NoCapacity
 from server.controller.leader import Leadership
 from server.controller.stage import Resolve
+from server.controller.storekeeper import Storekeeper
 from server.db import Database
 from server.ids import new_id
 from server.rows import attempts, checkpoints, jobs
@@ -51,12 +52,19 @@ class Launcher:
     """Turns a queued job into a launch."""
 
     def __init__(
-        self, database: Database, cluster: Cluster, settings: Settings, leadership: Leadership, resolve: Resolve
+        self,
+        database: Database,
+        cluster: Cluster,
+        settings: Settings,
+        leadership: Leadership,
+        storekeeper: Storekeeper,
+        resolve: Resolve,
     ) -> None:
         self._database = database
         self._cluster = cluster
         self._settings = settings
         self._leadership = leadership
+        self._storekeeper = storekeeper
         self._resolve = resolve
         self.new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32)
 
@@ -89,8 +97,11 @@ class Launcher:
     async def _prepare(self, job_id: JobId, device: str) -> Prepared | Refused | None:
         async with self._database.read() as connection:
             job = await jobs.get(connection, job_id)
-            if job is None or job.status is not Status.QUEUED:
-                return None
+        if job is None or job.status is not Status.QUEUED:
+            return None
+        if job.attempt > 0:
+            await self._storekeeper.index(job_id)
+        async with self._database.read() as connection:
             point = await checkpoints.resume_point(connection, job_id)
             existing = await checkpoints.of_job(connection, job_id)
         if existing and (point is None or point.status not in checkpoints.USABLE):

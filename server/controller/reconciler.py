@@ -70,7 +70,7 @@ class Reconciler:
         self._applier = Applier(
             cluster,
             self.leadership,
-            Launcher(database, cluster, settings, self.leadership, resolve),
+            Launcher(database, cluster, settings, self.leadership, self._storekeeper, resolve),
             self._storekeeper,
             policy=self._policy,
             report_url=report_url,

@@ -40,11 +40,14 @@ class Storekeeper:
     def _store(self, job_id: str) -> Store:
         return self._open_store(self._settings.job_store(job_id))
 
-    async def find_unreported(self, job_id: str) -> list[CheckpointRecord]:
-        """Checkpoints that exist in the store and not in the database."""
+    async def index(self, job_id: str) -> None:
+        """Write rows for checkpoints that exist in the store and that no report told of. Raises StoreError."""
         async with self._database.read() as connection:
             known = await _folders(connection, job_id)
-        return await asyncio.to_thread(checkpoint_files.unreported, self._store(job_id), known)
+        found = await asyncio.to_thread(checkpoint_files.unreported, self._store(job_id), known)
+        if found:
+            async with self._leadership.write() as tx:
+                await _record_found(tx, job_id, found)
 
     async def retain(self) -> None:
         """Apply the retention of every job that has more checkpoints than it keeps, and finish removals cut short."""
@@ -120,7 +123,7 @@ def _kept(ref: checkpoints.CheckpointRef) -> Kept:
     return Kept(ref.id, ref.step, ref.attempt, ref.status in checkpoints.USABLE, ref.pinned, ref.eval_loss)
 
 
-async def record_found(tx: Tx, job_id: str, found: Sequence[CheckpointRecord]) -> None:
+async def _record_found(tx: Tx, job_id: str, found: Sequence[CheckpointRecord]) -> None:
     """Write checkpoints that were found by listing, each with an event."""
     for record in found:
         place = parse_folder(record.folder)
