@@ -1,0 +1,106 @@
+"""What a user does in the first hour, through the console script, HTTP and Ray, to a finished job."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+from pathlib import Path
+
+from tests.smoke.conftest import SHARDYARD, Service, digits_spec, interrupt, processes_naming, start
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def run_here(spec: str, *words: str) -> list[dict[str, object]]:
+    """`shardyard run --json`: one object per step and the summary."""
+    run = subprocess.run([SHARDYARD, "run", spec, "--json", *words], capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def test_a_job_goes_through_http_and_ray_to_its_end(service: Service) -> None:
+    """Submitted, planned, queued, launched, trained, evaluated, saved; every view of it answers."""
+    job_id = service.submit(digits_spec("first", steps=30))
+    job = service.wait(job_id, lambda job: job["status"] == "succeeded")
+    assert job["step"] == 30 and len(job["digest"]) == 16 and job["loss"] < 2.0
+    metrics = service.client.get(f"/v1/jobs/{job_id}/metrics", names="loss", width=1000)
+    assert [point["step"] for point in metrics["series"][0]["points"]] == list(range(1, 31))
+    steps = {item["step"] for item in service.client.items(f"/v1/jobs/{job_id}/checkpoints", 100)}
+    assert 30 in steps
+    for view in ("events", "attempts", "memory", "ledger", "logs", "plan", "explain"):
+        assert service.client.get(f"/v1/jobs/{job_id}/{view}")
+
+
+def test_cancelled_and_resumed_on_one_rank_at_stage_3_it_ends_with_the_same_bits(service: Service) -> None:
+    """The first promise, as a user meets it: equal digests, whatever happened in between."""
+    whole = service.wait(service.submit(digits_spec("whole", steps=60)), lambda job: job["status"] == "succeeded")
+    job_id = service.submit(digits_spec("broken", steps=60))
+    service.wait(job_id, lambda job: job["step"] >= 5)
+    assert service.run("cancel", job_id, "--wait").returncode == 0
+    stopped = service.job(job_id)
+    assert stopped["status"] == "cancelled" and stopped["step"] < 60
+    assert service.run("resume", job_id, "--ranks", "1", "--stage", "3").returncode == 0
+    resumed = service.wait(job_id, lambda job: job["status"] == "succeeded")
+    assert resumed["attempt"] == 2 and resumed["digest"] == whole["digest"]
+
+
+def test_the_command_line_follows_a_job_and_takes_its_weights_out(service: Service, tmp_path: Path) -> None:
+    """submit --follow, show, logs, checkpoints, export: piped, so JSON."""
+    spec = write(tmp_path / "spec.yaml", digits_spec("followed"))
+    followed = service.run("submit", spec, "--follow")
+    assert followed.returncode == 0, followed.stderr
+    last = json.loads(followed.stdout.splitlines()[-1])
+    assert last["status"] == "succeeded" and last["step"] == 30
+    job_id = last["id"]
+    assert json.loads(service.run("show", job_id).stdout)["attempts"][0]["number"] == 1
+    assert service.run("logs", job_id).returncode == 0
+    assert json.loads(service.run("checkpoints", job_id).stdout)
+    target = tmp_path / "model.safetensors"
+    exported = service.run("export", job_id, "-o", str(target))
+    assert exported.returncode == 0, exported.stderr
+    (length,) = struct.unpack("<Q", target.read_bytes()[:8])
+    names = set(json.loads(target.read_bytes()[8 : 8 + length])) - {"__metadata__"}
+    assert names == {f"layers.{n}.{part}" for n in range(3) for part in ("weight", "bias")}
+
+
+def test_run_without_a_service_gives_the_same_bits(service: Service, tmp_path: Path) -> None:
+    """`shardyard run` is the same engine on the same order of sums: stage and ranks make no difference."""
+    text = digits_spec("local", steps=20)
+    digest = service.wait(service.submit(text), lambda job: job["status"] == "succeeded")["digest"]
+    spec = write(tmp_path / "spec.yaml", text)
+    lines = run_here(spec, "--ranks", "1", "--set", "zero.stage=0")
+    assert [line["step"] for line in lines[:-1]] == list(range(1, 21)) and "summary" in lines[-1]
+    assert lines[-2]["digest"] == digest
+
+
+def test_ctrl_c_pauses_what_runs_and_the_next_serve_goes_on_and_nothing_is_left(tmp_path: Path) -> None:
+    """What a person paused stays paused; what the stop paused resumes by itself."""
+    first = start(tmp_path)
+    running = first.submit(digits_spec("running", steps=3000))
+    held = first.submit(digits_spec("held", steps=3000, ranks=1))
+    for job_id in (running, held):
+        first.wait(job_id, lambda job: job["step"] >= 3)
+    assert first.run("pause", held, "--wait").returncode == 0
+    assert interrupt(first) == 0
+    assert processes_naming(tmp_path) == []
+    second = start(tmp_path)
+    try:
+        again = second.wait(running, lambda job: job["attempt"] == 2 and job["status"] == "running")
+        assert again["step"] >= 3 and second.job(held)["status"] == "paused"
+        assert second.run("kill", running, "--wait").returncode == 0
+    finally:
+        assert interrupt(second) == 0
+    assert processes_naming(tmp_path) == []
+
+
+def test_a_second_server_on_the_same_folder_or_port_is_refused_in_one_line(service: Service, tmp_path: Path) -> None:
+    """Exit code 2, which one it is, and what to do."""
+    port = service.client.address.url.rpartition(":")[2]
+    for words in (["--data-dir", str(service.folder)], ["--data-dir", str(tmp_path), "--port", port]):
+        run = subprocess.run([SHARDYARD, "serve", *words], capture_output=True, text=True, timeout=60)
+        assert run.returncode == 2 and len(run.stderr.splitlines()) == 1, run.stderr
+        assert "in use" in run.stderr
