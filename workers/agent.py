@@ -33,6 +33,7 @@ SOCKET_PATH_BYTES = 107
 READY_SECONDS = 120.0
 PATROL_SECONDS = 0.5
 SWEEP_SECONDS = 5.0
+WARM_PAUSE_SECONDS = 2.0
 
 
 class ZygoteFailed(Exception):
@@ -50,23 +51,36 @@ class ZygoteFacts:
     seconds: float  # it took to come up
 
 
+@dataclass(frozen=True)
+class AgentPlan:
+    """Everything an agent is made with."""
+
+    node_id: str
+    raylet: str  # host:port
+    scratch: str  # short folder for sockets and the register
+    entry: str  # module:function that a rank process runs
+    preload: str  # modules that the zygote imports, comma separated
+    path: tuple[str, ...] = ()  # further folders on the import path of ranks
+    warm_workers: int = 4  # idle Ray workers kept ready
+
+
 class NodeAgent:
     """Everything of one node that is not a rank."""
 
-    def __init__(self, node_id: str, scratch: str, entry: str, preload: str, path: tuple[str, ...] = ()) -> None:
-        self.node_id = node_id
-        self.entry = entry
-        self.preload = preload
-        self.path = path  # further folders on the import path of ranks
-        self.folder = node_folder(scratch, node_id)
+    def __init__(self, plan: AgentPlan) -> None:
+        self.plan = plan
+        self.folder = node_folder(plan.scratch, plan.node_id)
         self.register = Register(self.folder / "ranks")
         self.gpus = gpus()
         self.facts: ZygoteFacts | None = None
         self.failure = ""
         self.lock = threading.Lock()
+        self.launched = threading.Event()  # idle workers were used: start others
+        self.launched.set()
         self.senders: dict[tuple[str, int], SpoolSender] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: KillPipe | None = None
+        threading.Thread(target=self._keep_warm, name="warm", daemon=True).start()
         threading.Thread(target=self._raise_first, name="zygote", daemon=True).start()
         threading.Thread(target=self._patrol, name="patrol", daemon=True).start()
 
@@ -74,7 +88,7 @@ class NodeAgent:
         """Who this is; `zygote` is None until it answers."""
         facts = self.facts
         return {
-            "node_id": self.node_id,
+            "node_id": self.plan.node_id,
             "actor": asdict(own_identity()),
             "zygote": None if facts is None else asdict(facts),
             "register_folder": str(self.register.folder),
@@ -119,6 +133,10 @@ class NodeAgent:
         """Pids of the attempt on this node."""
         return [process.pid for process in marked({"SHARDYARD_ATTEMPT": attempt_id})]
 
+    def warm(self) -> None:
+        """Idle workers were used; start others once the ranks have had their time."""
+        self.launched.set()
+
     def close(self) -> None:
         """End the zygote; the actor is killed afterwards."""
         with self.lock:
@@ -130,6 +148,21 @@ class NodeAgent:
         except ZygoteFailed as error:
             self.failure = str(error)
 
+    def _keep_warm(self) -> None:
+        """Refill the idle workers after each launch, late enough not to take the ranks' first seconds."""
+        from workers.idle_workers import IdleWorkers
+
+        idle = IdleWorkers(self.plan.raylet)
+        pause = 0.0
+        while self.launched.wait():
+            time.sleep(pause)
+            pause = WARM_PAUSE_SECONDS
+            self.launched.clear()
+            try:
+                idle.fill(self.plan.warm_workers, READY_SECONDS)
+            except Exception as error:  # an internal call of Ray: without it launches are slower, nothing else
+                self.failure = f"idle workers are not kept ready: {error}"
+
     def _start_zygote(self) -> ZygoteFacts:
         path = str(self.folder / f"zygote-{os.getpid()}.sock")
         if len(path.encode()) > SOCKET_PATH_BYTES:
@@ -139,11 +172,11 @@ class NodeAgent:
         log = self.folder / "zygote.log"
         command = [
             sys.executable, "-m", "workers.zygote", "--socket", path, "--kill-fd", str(self._pipe.reader),
-            "--entry", self.entry, "--preload", self.preload,
+            "--entry", self.plan.entry, "--preload", self.plan.preload,
         ]  # fmt: skip
         with log.open("wb") as output:
             self._child = subprocess.Popen(
-                command, pass_fds=[self._pipe.reader], start_new_session=True, env=_zygote_environment(self.path),
+                command, pass_fds=[self._pipe.reader], start_new_session=True, env=_zygote_environment(self.plan.path),
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         os.close(self._pipe.reader)

@@ -8,13 +8,13 @@ Everything is found by name, so nothing has to be remembered:
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -33,7 +33,7 @@ from server.controller.cluster import (
     RankState,
 )
 from server.controller.ray_target import RayOptions, RayTarget
-from workers.agent import NodeAgent
+from workers.agent import AgentPlan, NodeAgent
 from workers.contract import AttemptId, JobId, ResultRecord
 from workers.rank_actor import ActorPlan, RankActor
 
@@ -93,15 +93,13 @@ def rank_name(attempt_id: str, rank: int) -> str:
     return f"rank:{attempt_id}:{rank}"
 
 
-def reachable(
-    method: Callable[Concatenate[RayCluster, P], T],
-) -> Callable[Concatenate[RayCluster, P], T]:
+def reachable(method: Callable[P, T]) -> Callable[P, T]:
     """Say ClusterUnavailable for whatever Ray raises."""
 
     @functools.wraps(method)
-    def call(self: RayCluster, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return method(self, *args, **kwargs)
+            return method(*args, **kwargs)
         except (RayError, ConnectionError, TimeoutError, RuntimeError, SystemError) as error:
             raise ClusterUnavailable(f"{method.__name__}: {error}") from error
 
@@ -116,13 +114,16 @@ class RayCluster:
         self.target = target
         self.options = options
         loopback: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if target.local else {}
-        ray.init(address=target.address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **loopback)
+        ray.init(
+            address=target.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **loopback
+        )
         self.agents: dict[str, _Agent] = {}  # by node id
         self.seen: dict[str, _Seen] = {}  # by actor name
         self.launching: set[AttemptId] = set()
         self.lock = threading.RLock()
+        self._actor_class: Any = ray.remote(RankActor)
+        self._agent_class: Any = ray.remote(NodeAgent)
         self._ensure_agents()
-        self._warm()
 
     # ---- looking -----------------------------------------------------------------------------------------------
 
@@ -235,7 +236,8 @@ class RayCluster:
             raise
         finally:
             self.launching.discard(launch.attempt_id)
-        threading.Thread(target=self._warm, name="warm", daemon=True).start()
+        for agent in self.agents.values():
+            agent.handle.warm.remote()
 
     def _stands(self, launch: Launch) -> bool:
         """Whether all ranks of this attempt have been started already, this fence and no other."""
@@ -281,7 +283,7 @@ class RayCluster:
             launch.report_token, launch.orphan_seconds, agent["register_folder"], order.device,
         )  # fmt: skip
         cuda = order.device == "cuda"
-        return ray.remote(RankActor).options(
+        return self._actor_class.options(
             name=rank_name(launch.attempt_id, rank),
             namespace=NAMESPACE,
             lifetime="detached",
@@ -383,11 +385,15 @@ class RayCluster:
 
     def _make_agent(self, node: str) -> _Agent | None:
         """A new agent on this node, once the name of a dead one is free; None when it does not answer yet."""
+        facts, options = _living_nodes()[node], self.options
+        raylet = f"{facts['NodeManagerAddress']}:{facts['NodeManagerPort']}"
+        plan = AgentPlan(
+            node, raylet, self.target.scratch, options.entry, options.preload, options.path, options.warm_workers
+        )
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             try:
-                kind: Any = ray.remote(NodeAgent)
-                kind = kind.options(
+                kind = self._agent_class.options(
                     name=f"agent:{node}",
                     namespace=NAMESPACE,
                     lifetime="detached",
@@ -396,8 +402,7 @@ class RayCluster:
                     num_cpus=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 )
-                options = self.options
-                handle = kind.remote(node, self.target.scratch, options.entry, options.preload, options.path)
+                handle = kind.remote(plan)
                 answer = _answers({node: handle.ping.remote()}, PLACE_SECONDS)[node]
                 return _Agent(handle, answer) if isinstance(answer, dict) else None
             except ValueError:  # the name is still taken
@@ -416,25 +421,6 @@ class RayCluster:
             if not isinstance(answer, dict):
                 raise LaunchFailed(f"node {node[:12]} has no zygote: {answer}")
         return answers
-
-    def _warm(self) -> None:
-        """Keep idle Ray workers with the actor's imports ready: starting one costs half a second."""
-        with contextlib.suppress(RayError):
-            tasks = [
-                ray.remote(_import_actor).options(
-                    num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)
-                ).remote()
-                for node in self.agents
-                for _ in range(self.options.warm_workers)
-            ]  # fmt: skip
-            ray.wait(tasks, num_returns=len(tasks), timeout=START_SECONDS)
-
-
-def _import_actor() -> None:
-    """Runs in an idle worker: long enough that each task of a volley gets a worker of its own."""
-    import workers.rank_actor  # noqa: F401
-
-    time.sleep(0.2)
 
 
 def _living_nodes() -> dict[str, dict[str, Any]]:

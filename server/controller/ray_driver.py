@@ -25,7 +25,7 @@ from typing import Any
 
 from server.controller.cluster import ClusterState, ClusterUnavailable, Launch
 from server.controller.ray_head import Head, ray_environment, start_head
-from server.controller.ray_target import RayOptions, RayTarget
+from server.controller.ray_target import USUAL, RayOptions, RayTarget
 from workers.contract import AttemptId
 
 CONNECT_SECONDS = 60.0
@@ -34,12 +34,12 @@ LAUNCH_SECONDS = 180.0
 CLOSE_SECONDS = 5.0
 
 
-def connect_local(folder: Path, slots: int, gpus: int | None = None, options: RayOptions = RayOptions()) -> RayDriver:
+def connect_local(folder: Path, slots: int, gpus: int | None = None, options: RayOptions = USUAL) -> RayDriver:
     """The cluster of one machine: the head of this data folder, started when none runs, also later when it has died."""
     return RayDriver(lambda: _target(start_head(folder, slots, gpus)), options)
 
 
-def connect(address: str, token_path: str | None = None, options: RayOptions = RayOptions()) -> RayDriver:
+def connect(address: str, token_path: str | None = None, options: RayOptions = USUAL) -> RayDriver:
     """A cluster that somebody else runs."""
     scratch = f"/tmp/sy-node-{os.getuid()}"
     return RayDriver(lambda: RayTarget(address, token_path, False, scratch), options)

@@ -80,6 +80,7 @@ def _head_environment(token_path: str, mark: str) -> dict[str, str]:
             HEAD_MARK: mark,
             "RAY_memory_monitor_refresh_ms": "0",  # it would kill actors for their ranks' bytes
             "RAY_num_workers_soft_limit": "12",  # idle workers stay warm
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else SIGTERM waits for the detached actors
             "PYTHONPATH": os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])]),
             "OMP_NUM_THREADS": "1",
         }

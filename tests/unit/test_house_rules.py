@@ -30,7 +30,7 @@ SERVER_MAY_IMPORT = {
     "zero_engine.manifest",
     "zero_engine.store",
 }
-RAY_ONLY_IN = {"server/controller/ray_cluster.py", "workers/agent.py", "workers/rank_actor.py", "workers/doctor.py"}
+RAY_ONLY_IN = {"server/controller/ray_cluster.py", "workers/idle_workers.py", "workers/doctor.py"}
 ENGINE_MAY_IMPORT = {"torch", "zero_engine"}
 ENGINE_FILES_MAY_IMPORT = {"safetensors", "xxhash"}  # the checkpoint files
 TORCH_FREE_ENGINE = ("config", "layout", "plan", "reshard", "fold", "manifest", "store")
