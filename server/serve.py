@@ -247,7 +247,7 @@ class Service:
             database,
             cluster,
             self._settings,
-            holder=new_id(),
+            holder=_controller_id(self._settings.data_dir / "controller-id"),
             report_url=f"{self._url}/v1/reports",
             resolve=resolve_stage,
             open_store=open_store,
@@ -325,6 +325,13 @@ class Api:
 
     server: uvicorn.Server
     task: asyncio.Task[None]
+
+
+def _controller_id(path: Path) -> str:
+    """Who leads from this folder. Its lock is ours, so a lease in this name is of a process that has ended: no waiting."""
+    if not path.exists():
+        path.write_text(f"{new_id()}\n")
+    return path.read_text().strip()
 
 
 def _log_to_file(settings: Settings) -> None:

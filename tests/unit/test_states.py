@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -141,3 +142,8 @@ def test_reasons_of_stops_end_where_the_stop_leads() -> None:
     assert REASONS[STOP_REASONS[Desired.PAUSE]].status is Status.PAUSED
     assert REASONS[STOP_REASONS[Desired.CANCEL]].status is Status.CANCELLED
     assert REASONS[STOP_REASONS[Desired.KILL]].status is Status.CANCELLED
+
+
+def test_the_diagram_in_the_docs_is_that_of_the_table(root: Path) -> None:
+    """Whoever changes the table prints the diagram again."""
+    assert diagram() in (root / "docs" / "lifecycle.md").read_text()
