@@ -6,7 +6,7 @@ afterEach(() => void vi.useRealTimers());
 
 it("passes a burst on as one fetch now and one at the end of the pace", () => {
   const act = vi.fn();
-  const pacer = new Pacer(act, 800);
+  const pacer = new Pacer(act, () => 800);
   for (let index = 0; index < 50; index++) pacer.mark(["metrics", "a"]);
   expect(act).toHaveBeenCalledTimes(1);
   vi.advanceTimersByTime(800);
@@ -17,7 +17,7 @@ it("passes a burst on as one fetch now and one at the end of the pace", () => {
 
 it("paces each key by itself", () => {
   const act = vi.fn();
-  const pacer = new Pacer(act, 800);
+  const pacer = new Pacer(act, () => 800);
   pacer.mark(["metrics", "a"]);
   pacer.mark(["metrics", "b"]);
   expect(act).toHaveBeenCalledTimes(2);

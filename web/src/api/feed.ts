@@ -36,7 +36,7 @@ export class Pacer {
 
   constructor(
     private readonly act: (key: QueryKey) => void,
-    private readonly paceMs: number,
+    private readonly paceMs: (key: QueryKey) => number,
   ) {}
 
   mark(key: QueryKey): void {
@@ -52,7 +52,7 @@ export class Pacer {
       const again = this.resting.get(name);
       this.resting.delete(name);
       if (again) this.run(name, key);
-    }, this.paceMs);
+    }, this.paceMs(key));
   }
 }
 
@@ -82,12 +82,21 @@ export function useLinkState(): LinkState {
   );
 }
 
+/** A list that was scrolled far is fetched page by page: it takes its time, so that the server sees a steady trickle. */
+function pagesShown(client: QueryClient, key: QueryKey): number {
+  const lists = client.getQueriesData<{ pages?: unknown[] }>({ queryKey: key, type: "active" });
+  return Math.max(1, ...lists.map(([, data]) => data?.pages?.length ?? 1));
+}
+
 /** Opens the tab's stream. Returns the function that closes it. */
 export function openFeed(client: QueryClient): () => void {
-  const pacer = new Pacer((key) => {
-    void client.invalidateQueries({ queryKey: key });
-    for (const reader of readers) reader(key);
-  }, PACE_MS);
+  const pacer = new Pacer(
+    (key) => {
+      void client.invalidateQueries({ queryKey: key });
+      for (const reader of readers) reader(key);
+    },
+    (key) => PACE_MS * pagesShown(client, key),
+  );
   const refreshAll = () => {
     void client.invalidateQueries();
     for (const reader of readers) reader([]);

@@ -2,6 +2,7 @@
 
 import { infiniteQueryOptions, keepPreviousData, queryOptions } from "@tanstack/react-query";
 import { api, body } from "./client";
+import { extend, extendFrom } from "./extend";
 
 export interface JobFilter {
   status?: string | undefined;
@@ -37,11 +38,22 @@ export interface StepRange {
   to: number;
 }
 
-export const metricsQuery = (id: string, names: string, width: number, range: StepRange | null) =>
+/** How far a job is: a new attempt's curves are read anew. */
+export interface Progress {
+  attempt: number;
+  step: number;
+}
+
+export const metricsQuery = (id: string, names: string, width: number, range: StepRange | null, progress: Progress) =>
   queryOptions({
-    queryKey: ["metrics", id, names, width, range],
-    queryFn: ({ signal }) =>
-      body(api.GET("/v1/jobs/{id}/metrics", { signal, params: { path: { id }, query: { names, width, from_step: range?.from, to_step: range?.to } } })),
+    queryKey: ["metrics", id, names, width, range, progress.attempt],
+    queryFn: async ({ signal, client, queryKey }) => {
+      const read = (from?: number, to?: number) => body(api.GET("/v1/jobs/{id}/metrics", { signal, params: { path: { id }, query: { names, width, from_step: from, to_step: to } } }));
+      const known = range ? undefined : client.getQueryData<Awaited<ReturnType<typeof read>>>(queryKey);
+      const from = known ? extendFrom(known, width, progress.step) : null;
+      if (!known || from === null) return read(range?.from, range?.to);
+      return extend(known, await read(from), from) ?? read();
+    },
     placeholderData: keepPreviousData,
   });
 

@@ -41,7 +41,7 @@ function Bar({ isIn }: { isIn: boolean }) {
         <span>Shardyard</span>
       </Link>
       <nav aria-label="Pages">
-        <Link to="/" aria-current={isJobs ? "page" : undefined}>Jobs</Link>
+        <Link to="/" activeOptions={{ exact: true, includeSearch: false }} {...(isJobs && { "aria-current": "page" as const })}>Jobs</Link>
         <Link to="/cluster">Cluster</Link>
       </nav>
       <div className="right">

@@ -78,8 +78,9 @@ export function MemoryBands({ samples, mode, levels, label, picked, onPick }: Pr
         ))}
         {CATEGORIES.map((category, index) => <path key={category} d={bandPath(samples, index, mode, x, y, column)} fill={`var(--band-${category})`} stroke="var(--panel)" strokeWidth="0.75" />)}
         {picked !== null && samples[picked] && <line x1={mode === "phases" ? x(picked) + column / 2 : x(picked)} x2={mode === "phases" ? x(picked) + column / 2 : x(picked)} y1={PAD.top} y2={HEIGHT - PAD.bottom} stroke="var(--ink)" strokeDasharray="2 3" />}
+        {levels.map((level) => <line key={level.label} x1={left} x2={width - right} y1={y(level.bytes)} y2={y(level.bytes)} stroke="var(--panel)" strokeWidth="3.5" opacity="0.75" />)}
         {levels.map((level) => (
-          <line key={level.label} x1={left} x2={width - right} y1={y(level.bytes)} y2={y(level.bytes)} stroke={level.kind === "plan" ? "var(--ink)" : level.kind === "own" ? "var(--accent)" : "var(--ink-3)"} strokeWidth={level.kind === "paper" ? 1 : 1.75} strokeDasharray={level.kind === "plan" ? undefined : level.kind === "own" ? "7 3" : "2 3"} />
+          <line key={level.label} x1={left} x2={width - right} y1={y(level.bytes)} y2={y(level.bytes)} stroke={level.kind === "plan" ? "var(--ink)" : level.kind === "own" ? "var(--accent)" : "var(--ink-2)"} strokeWidth={level.kind === "paper" ? 1.25 : 1.75} strokeDasharray={level.kind === "plan" ? undefined : level.kind === "own" ? "8 3" : "3 3"} />
         ))}
         {labelled.map((level, index) => (
           <text key={level.label} x={width - right + 8} y={(labelYs[index] ?? 0) + 4} className="bands-level" data-kind={level.kind}>

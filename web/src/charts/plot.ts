@@ -90,12 +90,14 @@ function seriesOf(line: Line, slots: Slots): uPlot.Series[] {
     points: {
       show: () => false,
       size: line.dim ? 4 : 5,
+      width: 0,
+      fill: () => wash(line.colour, line.dim ? 0.45 : 1),
       filter: (plot, index, show) => {
         void show;
         const [from, to] = plot.series[0]?.idxs ?? [0, plot.data[0].length - 1];
         const column = plot.data[index] as Column;
         const drawn = column.slice(from, to + 1).filter((each) => each !== null && each !== undefined).length;
-        if (drawn > FEW_POINTS) return lonelyPoints(column, from, to);
+        if (drawn > FEW_POINTS || line.dim) return lonelyPoints(column, from, to);
         return Array.from({ length: to - from + 1 }, (_, offset) => from + offset).filter((each) => column[each] !== null && column[each] !== undefined);
       },
     },

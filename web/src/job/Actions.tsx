@@ -1,10 +1,10 @@
 /** The buttons a job's state allows. What cannot be taken back asks first and names the job. */
 
-import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, body, messageOf, type Checkpoint, type Job } from "../api/client";
-import { jobQuery } from "../api/queries";
+import { jobQuery, meQuery } from "../api/queries";
 import { Confirm } from "../ui/Confirm";
 import { tell } from "../ui/toasts";
 import { ResumeDialog } from "./ResumeDialog";
@@ -15,7 +15,8 @@ export function Actions({ job, checkpoints }: { job: Job; checkpoints: readonly 
   const [ask, setAsk] = useState<Ask>(null);
   const navigate = useNavigate();
   const send = useAction(job, () => setAsk(null));
-  const may = (action: Job["allowed_actions"][number]) => job.allowed_actions.includes(action);
+  const me = useQuery(meQuery);
+  const may = (action: Job["allowed_actions"][number]) => me.data?.role !== "viewer" && job.allowed_actions.includes(action);
   const close = () => {
     send.reset();
     setAsk(null);

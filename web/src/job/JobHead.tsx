@@ -23,8 +23,10 @@ export function JobHead({ job }: { job: Job }) {
           <Link to="/">Jobs</Link> <span aria-hidden="true">/</span> <span className="mono" title={job.id}>{shortId(job.id)}</span>
           {job.cloned_from && <> · copied from <Link to="/jobs/$id" params={{ id: job.cloned_from }}>{shortId(job.cloned_from)}</Link></>}
         </p>
-        <h1><bdi>{job.name}</bdi></h1>
-        <p className="job-tags">{job.tags.map((tag) => <bdi key={tag} className="tag">{tag}</bdi>)}</p>
+        <div className="job-name-line">
+          <h1><bdi>{job.name}</bdi></h1>
+          {job.tags.map((tag) => <bdi key={tag} className="tag">{tag}</bdi>)}
+        </div>
       </div>
       <Actions job={job} checkpoints={checkpoints.data?.items ?? []} />
       <div className="job-state">
@@ -92,7 +94,7 @@ function Waiting({ job }: { job: Job }) {
   const { sentence, unblock, position, jobs_ahead: ahead } = explain.data;
   return (
     <Notice tone="warn">
-      <p>{sentence}</p>
+      {sentence !== job.reason?.sentence && <p>{sentence}</p>}
       {unblock && <p className="quiet">{unblock}</p>}
       {position !== null && <p className="quiet">Place {position} in the queue{ahead.length > 0 ? `, behind ${ahead.length} ${ahead.length === 1 ? "job" : "jobs"}` : ""}.</p>}
     </Notice>

@@ -32,14 +32,16 @@ export function JobPage() {
       <JobHead job={job.data} />
       <nav className="views" aria-label="Views of this job">
         {VIEWS.map((each) => (
-          <Link key={each} to="/jobs/$id" params={{ id }} search={(old) => ({ ...old, view: each === "training" ? undefined : each })} aria-current={each === view ? "page" : undefined} resetScroll={false}>
+          <Link key={each} to="/jobs/$id" params={{ id }} search={(old) => ({ ...old, view: each })} aria-current={each === view ? "page" : undefined} resetScroll={false}>
             {TITLES[each]}
           </Link>
         ))}
       </nav>
-      <Suspense fallback={<div className="panel"><Bones rows={5} label="Reading" /></div>}>
-        <ViewOf view={view} job={job.data} />
-      </Suspense>
+      <div className="view">
+        <Suspense fallback={<div className="panel"><Bones rows={5} label="Reading" /></div>}>
+          <ViewOf view={view} job={job.data} />
+        </Suspense>
+      </div>
     </>
   );
 }

@@ -43,7 +43,8 @@ function MemoryPanel({ job, view }: { job: Job; view: MemoryView }) {
     ...(plan ? [{ label: "plan", bytes: plannedTotal(plan), kind: "plan" as const }] : []),
     ...view.paper.map(({ stage, bytes }) => ({ label: `paper, stage ${stage}`, bytes, kind: stage === job.stage ? ("own" as const) : ("paper" as const) })),
   ];
-  const current = (picked === null ? undefined : samples[picked]) ?? atPeak.find((sample) => sample.rank === rank) ?? samples.at(-1);
+  const resting = shownMode === "steps" ? samples.at(-1) : atPeak.find((sample) => sample.rank === rank);
+  const current = (picked === null ? undefined : samples[picked]) ?? resting ?? atPeak.find((sample) => sample.rank === rank);
   const transient = current && current.buckets > 0 ? current.buckets / totalOf(current) : 0;
   return (
     <Panel

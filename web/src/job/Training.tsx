@@ -18,7 +18,7 @@ export default function Training({ job }: { job: Job }) {
   const { more } = jobRoute.useSearch();
   const [range, setRange] = useState<StepRange | null>(null);
   const extra = useMemo(() => (more ? more.split(",") : []), [more]);
-  const metrics = useQuery(metricsQuery(job.id, MAIN, WIDTH, range));
+  const metrics = useQuery(metricsQuery(job.id, MAIN, WIDTH, range, job));
   const series = metrics.data?.series;
   const charts = useMemo(() => {
     const of = (name: string, label: string, colour: string): Line[] => linesOf(series ?? [], name, label, colour);
@@ -70,7 +70,7 @@ function FollowPill({ range, isLive, onFollow }: { range: StepRange | null; isLi
 
 /** One more series, read only when chosen: a job may have thousands. */
 function ExtraChart({ job, name, ...shared }: { job: Job; name: string; range: StepRange | null; onRange: (range: StepRange | null) => void; syncKey: string }) {
-  const metrics = useQuery(metricsQuery(job.id, name, WIDTH, shared.range));
+  const metrics = useQuery(metricsQuery(job.id, name, WIDTH, shared.range, job));
   const series = metrics.data?.series ?? NO_SERIES;
   const lines = useMemo(() => [...new Set(series.map((each) => each.rank))].flatMap((rank) => linesOf(series.filter((each) => each.rank === rank), name, rank === null ? name : `rank ${rank}`, "--accent")), [series, name]);
   return <StepChart title={name} unit={series[0]?.unit} lines={lines} {...shared} />;

@@ -83,7 +83,7 @@ function FirstCommand() {
     <div className="panel empty">
       <h2>No jobs yet</h2>
       <p>A job spec says which model to train on which data, at which ZeRO stage and on how many ranks. The shortest useful one is five lines. Submit one from a terminal and watch it here:</p>
-      <Command text="shardyard submit examples/gpt.yaml --follow" />
+      <Command text="shardyard submit examples/gpt_stdlib.yaml --follow" />
       <p>Or write it on this page, with the bytes it will take beside it before anything starts.</p>
       <Link className="button primary" to="/new">Write a job spec</Link>
     </div>

@@ -17,7 +17,7 @@ const features = tableFeatures({ rowSortingFeature, rowSelectionFeature, columnV
 const helper = createColumnHelper<typeof features, JobRow>();
 
 const WIDTHS: Record<string, string> = {
-  select: "34px",
+  select: "20px",
   status: "minmax(112px, 128px)",
   name: "minmax(180px, 1fr)",
   step: "minmax(130px, 210px)",

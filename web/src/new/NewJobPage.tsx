@@ -55,7 +55,7 @@ function Draft({ start, copied }: { start: string; copied: string | undefined })
           Begin with{" "}
           <select className="select" value="" onChange={(event) => setText(TEMPLATES[Number(event.target.value)]?.text ?? text)}>
             <option value="" disabled>a template</option>
-            {TEMPLATES.map((template, index) => <option key={template.name} value={index}>{template.name}: {template.about}</option>)}
+            {TEMPLATES.map((template, index) => <option key={template.name} value={index}>{template.name}</option>)}
           </select>
         </label>
         <span className="push quiet keys"><kbd>Ctrl</kbd> <kbd>Enter</kbd></span>

@@ -2,14 +2,12 @@
 
 export interface Template {
   name: string;
-  about: string;
   text: string;
 }
 
 export const TEMPLATES: readonly Template[] = [
   {
     name: "GPT on the standard library",
-    about: "a small GPT on Python's own source: minutes on two cores",
     text: `name: gpt-on-stdlib
 tags: [demo]
 model: {kind: gpt, layers: 4, hidden: 128, heads: 4, context: 128}
@@ -24,7 +22,6 @@ resources: {ranks: 2}
   },
   {
     name: "MLP on digits",
-    about: "seconds: to see everything move",
     text: `name: mlp-on-digits
 model: {kind: mlp, hidden: [128, 64, 32]}
 data: {kind: digits}
@@ -40,7 +37,6 @@ checkpoint: {every: 100}
   },
   {
     name: "Your own model",
-    about: "a function that returns an nn.Module, in a folder the server may read",
     text: `name: my-model
 model:
   kind: python
