@@ -24,7 +24,7 @@ def serve(
     only: Annotated[Literal["api", "controller"] | None, typer.Option(help="Only this half of the service.")] = None,
 ) -> None:
     """Start the whole service for this machine: API, dashboard, controller, Ray head. Ctrl-C pauses jobs and stops."""
-    from server.serve import CannotServe
+    from server.claims import CannotServe
     from server.serve import serve as start
     from server.settings import SettingError, read_settings
 
