@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -79,7 +79,6 @@ class Outcome:
     """What became of an order."""
 
     folder: str
-    step: int
     shard: Shard | None  # durable
     manifest: Manifest | None  # published, on rank 0
     problem: str  # empty: all went well
@@ -93,13 +92,15 @@ class WriterDied(StoreError):
     code = "writer_died"
 
 
-def carry_out(order: Order, step: int, memory: memoryview, give_up: Callable[[], bool]) -> Outcome:
+def carry_out(
+    order: Order, sources: Sequence[Source], named: Sequence[NamedSource], give_up: Callable[[], bool]
+) -> Outcome:
     """Write the shard, say so, and on rank 0 publish. Every failure of a store becomes the outcome's problem."""
     begun = time.monotonic()
     shard, manifest, problem, written = None, None, order.problem, begun
     try:
         if not problem:
-            done = write_shard(order.store, order.folder, order.rank, _sources(order, memory), _named(order, memory))
+            done = write_shard(order.store, order.folder, order.rank, sources, named)
             put_record(order.store, order.folder, Record(done, order.digest_part, order.ticket))
             shard, written = done, time.monotonic()
         if not problem and order.draft is not None:
@@ -111,7 +112,7 @@ def carry_out(order: Order, step: int, memory: memoryview, give_up: Callable[[],
         problem = str(error)
     if shard is None:
         problem = _refuse(order, problem)
-    return Outcome(order.folder, step, shard, manifest, problem, written - begun, time.monotonic() - begun)
+    return Outcome(order.folder, shard, manifest, problem, written - begun, time.monotonic() - begun)
 
 
 class WriterProcess:
@@ -134,12 +135,12 @@ class WriterProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def submit(self, order: Order, step: int) -> None:
+    def submit(self, order: Order) -> None:
         """Hand over an order. The memory it names must stay as it is until the outcome is there."""
         assert not self.busy, "the writer works on one order at a time"
         self.busy = True
         try:
-            self._connection.send((order, step))
+            self._connection.send(order)
         except OSError as error:
             raise self._death() from error
 
@@ -170,28 +171,28 @@ def serve(connection: Connection, memory: memoryview, rank_process: int) -> None
     """The writer's end: orders one after the other until the rank is gone."""
     while True:
         try:
-            order, step = connection.recv()
+            order: Order = connection.recv()
         except (EOFError, ConnectionError):
             return
-        outcome = carry_out(order, step, memory, give_up=lambda: os.getppid() != rank_process)
+        sources, named = sources_in(order, memory)
+        outcome = carry_out(order, sources, named, give_up=lambda: os.getppid() != rank_process)
         try:
             connection.send(outcome)
         except ConnectionError:
             return
 
 
-def _sources(order: Order, memory: memoryview) -> list[Source]:
-    return [
+def sources_in(order: Order, memory: memoryview) -> tuple[list[Source], list[NamedSource]]:
+    """What an order names, as views of the memory."""
+    sources = [
         Source(part.kind, part.dtype, part.first, part.block_bytes, memory[part.offset : part.offset + part.num_bytes])
         for part in order.placed
     ]
-
-
-def _named(order: Order, memory: memoryview) -> list[NamedSource]:
-    return [
+    named = [
         NamedSource(part.name, part.dtype, part.shape, memory[part.offset : part.offset + part.num_bytes])
         for part in order.named
     ]
+    return sources, named
 
 
 def _refuse(order: Order, problem: str) -> str:

@@ -60,7 +60,7 @@ class Rank:
         )
 
     def save(self, order: Order) -> Outcome:
-        self.writer.submit(order, self.by_hand.step)
+        self.writer.submit(order)
         outcome = self.writer.outcome(timeout_seconds=60)
         assert outcome is not None
         return outcome
@@ -82,7 +82,7 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
 def test_two_writers_publish_one_checkpoint_through_the_store_alone(ranks: list[Rank]) -> None:
     """No process talks to another; rank 0 waits for rank 1's record."""
     store = ranks[0].by_hand.store
-    ranks[0].writer.submit(ranks[0].order(store), step=5)
+    ranks[0].writer.submit(ranks[0].order(store))
     assert ranks[1].save(ranks[1].order(store)).problem == ""
     outcome = ranks[0].writer.outcome(timeout_seconds=60)
     assert outcome is not None and outcome.manifest is not None and outcome.manifest.digest == f"{3:016x}"
@@ -130,7 +130,7 @@ def test_a_silent_rank_ends_the_save_not_the_writer(ranks: list[Rank]) -> None:
 def test_a_killed_writer_is_reported_with_its_signal(ranks: list[Rank]) -> None:
     """kill -9 before the file has its name: an error that says so, and nothing in the store."""
     store = ranks[0].by_hand.store
-    ranks[0].writer.submit(ranks[0].order(LocalStore(store.url, Suicide())), step=5)
+    ranks[0].writer.submit(ranks[0].order(LocalStore(store.url, Suicide())))
     with pytest.raises(WriterDied, match="SIGKILL"):
         ranks[0].writer.outcome(timeout_seconds=60)
     assert list(store.list()) == []
@@ -146,7 +146,7 @@ from checkpoint_by_hand import ByHand
 from test_store_writer import Rank
 from zero_engine.store import LocalStore
 rank = Rank(ByHand(LocalStore(Path({str(tmp_path)!r}))), 0)
-rank.writer.submit(rank.order(rank.by_hand.store, patience_seconds=3600), step=5)
+rank.writer.submit(rank.order(rank.by_hand.store, patience_seconds=3600))
 print(rank.writer.pid, flush=True)
 sys.stdin.readline()
 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,290 @@
+"""Saving and loading an engine's whole state: any number of ranks and any stage to any other, the same bits.
+
+`save` is collective and returns when the checkpoint is published. `load` takes the newest checkpoint that verifies and
+says why it passed over newer ones. Each rank writes what it owns and reads only what it needs, straight into the memory
+where it belongs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import torch
+from torch import Tensor
+
+from zero_engine.agree import Agreement
+from zero_engine.catalog import is_published, list_checkpoints, next_fence, read_manifest
+from zero_engine.errors import UsageError
+from zero_engine.manifest import Arithmetic, CheckpointError, Manifest, Progress, Segment, Shard, folder_name
+from zero_engine.reshard import moves
+from zero_engine.shard import BUFFER, NamedSource, Source, publish, read_blob, read_blocks, wait_for_records
+from zero_engine.state import DTYPES, Subject, block_bytes, bytes_of, require_finite
+from zero_engine.store import Store, StoreError, as_store
+from zero_engine.writer import Order, carry_out
+
+Place = Store | str | os.PathLike[str]
+
+NEW, PUBLISHED = "new", "published"
+BOUNCE_BYTES = 16 * 2**20  # read to the host at a time for a device that the store cannot read into
+PATIENCE_SECONDS = 60.0  # for a record that its writer calls durable
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A checkpoint that was passed over, and why."""
+
+    folder: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load took, and what a person should know about it."""
+
+    manifest: Manifest
+    refused: tuple[Refused, ...]  # newer ones that could not be used
+    changes: tuple[str, ...]  # what differs from the run that saved and lets the bits part
+
+
+class Checkpoints:
+    """Collective save and load of one engine."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._agreement = Agreement(subject.comm, subject.device)
+
+    def save(self, place: Place, step: int, fence: int | None = None, progress: Progress | None = None) -> Manifest:
+        """Save the state after `step` and return the published manifest, on every rank.
+
+        `fence` is the number of the attempt; None takes one above all in the store. Saving the same step again in the
+        same attempt returns what is there. Raises CheckpointError on every rank when any rank failed; then nothing was
+        published and older checkpoints are as they were.
+        """
+        subject, store = self._subject, as_store(place)
+        with subject.comm.ledger.on("save"):
+            state, folder = self._open(store, step, fence)
+            if state == NEW:
+                self._write(store, draft_of(subject, step, _fence_in(folder), progress or Progress()))
+            manifest = read_manifest(store, folder)
+            if state == PUBLISHED and manifest.digest != self._digest():
+                raise CheckpointError(f"{folder} already holds another state; save under a new fence")
+        return manifest
+
+    def load(self, place: Place, step: int | None = None, folder: str | None = None) -> Loaded:
+        """Restore the newest checkpoint that verifies, or the newest of `step`, or `folder` and no other.
+
+        Raises CheckpointError when there is none, with the reason for each that was tried; the engine's state is
+        then undefined.
+        """
+        subject, store = self._subject, as_store(place)
+        refused = list[Refused]()
+        with subject.comm.ledger.on("load"):
+            for candidate in self._candidates(store, step, folder):
+                reason, manifest = self._try_load(store, candidate)
+                if manifest is not None:
+                    return Loaded(manifest, tuple(refused), tuple(changes(manifest, subject)))
+                refused.append(Refused(candidate, reason))
+        raise CheckpointError(_none_usable(store, step, refused))
+
+    def _open(self, store: Store, step: int, fence: int | None) -> tuple[str, str]:
+        """NEW or PUBLISHED, and the folder: rank 0's word for all."""
+        word, problem = "", ""
+        if self._subject.comm.rank == 0:
+            try:
+                folder = folder_name(step, next_fence(store) if fence is None else fence)
+                word = f"{PUBLISHED if is_published(store, folder) else NEW} {folder}"
+            except StoreError as error:
+                problem = str(error)
+        self._raise(problem, f"save {step}: open")
+        state, folder = self._agreement.tell(word, f"save {step}: folder")[0].split(" ")
+        return state, folder
+
+    def _digest(self) -> str:
+        """Of the state that the engine holds now."""
+        parts = self._agreement.tell(str(self._subject.digest_part()), "save: digest")
+        return f"{sum(map(int, parts)) % 2**64:016x}"
+
+    def _write(self, store: Store, draft: Manifest) -> None:
+        subject, problem = self._subject, ""
+        topic = f"save {draft.step}"
+        try:
+            sources, named = _memory_of(subject)
+            order = Order(
+                store, draft.folder, subject.comm.rank, draft.ranks, topic, (), (), subject.digest_part(), None, 0
+            )
+            problem = carry_out(order, sources, named, give_up=lambda: False).problem
+        except CheckpointError as error:
+            problem = str(error)
+        self._raise(problem, f"{topic}: shards")
+        if subject.comm.rank == 0:
+            try:
+                publish(store, draft, wait_for_records(store, draft.folder, draft.ranks, topic, PATIENCE_SECONDS))
+            except (StoreError, CheckpointError) as error:
+                problem = str(error)
+        self._raise(problem, f"{topic}: manifest")
+
+    def _candidates(self, store: Store, step: int | None, folder: str | None) -> list[str]:
+        """Folders to try, newest first, as rank 0 sees the store."""
+        if folder is not None:
+            return [folder]
+        found, problem = list[str](), ""
+        if self._subject.comm.rank == 0:
+            try:
+                found = [name.folder for name in list_checkpoints(store) if step is None or name.step == step]
+            except StoreError as error:
+                problem = str(error)
+        self._raise(problem, "load: list")
+        names = list[str]()
+        for index in range(int(self._agreement.tell(str(len(found)), "load: count")[0])):
+            names += self._agreement.tell(found[index] if found else "", "load: name")[:1]
+        return names
+
+    def _try_load(self, store: Store, folder: str) -> tuple[str, Manifest | None]:
+        """Every rank reads its part; one that cannot makes all refuse the checkpoint, with its reason."""
+        reason, away, manifest = "", "", None
+        try:
+            manifest = read_manifest(store, folder)
+            check_fit(manifest, self._subject)
+            read_state(store, manifest, self._subject)
+        except CheckpointError as error:
+            reason = str(error)
+        except StoreError as error:
+            away = str(error)  # says nothing about the checkpoint: falling back would lose steps
+        self._raise(away, f"load {folder}: store")
+        reason = self._agreement.first(reason, f"load {folder}")
+        if reason or manifest is None:
+            return reason, None
+        self._subject.restore(manifest.scalars)
+        return "", manifest
+
+    def _raise(self, problem: str, topic: str) -> None:
+        """Raise the first problem of any rank on all of them."""
+        found = self._agreement.first(problem, topic)
+        if found:
+            raise CheckpointError(f"{topic.split(':')[0]} failed at {found}")
+
+
+def draft_of(subject: Subject, step: int, fence: int, progress: Progress) -> Manifest:
+    """The manifest before its shards. Raises UsageError when the progress is not JSON."""
+    try:
+        json.dumps([progress.extra, progress.schedule], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"progress must be plain JSON, with non-finite numbers as text: {error}") from error
+    micro_batches, chunk = subject.config.batch_shape
+    return Manifest(
+        step=step,
+        fence=fence,
+        ranks=subject.comm.ranks,
+        stage=subject.config.stage,
+        digest="",
+        arithmetic=Arithmetic(subject.config.seed, micro_batches, chunk, subject.config.precision),
+        environment=subject.environment,
+        layout=subject.layout,
+        optimizer={"kind": type(subject.optimizer).__name__, "moments": list(subject.moments)},
+        scalars=subject.scalars(),
+        progress=progress,
+        shards=(),
+        created=datetime.now(UTC).isoformat(),
+    )
+
+
+def check_fit(manifest: Manifest, subject: Subject) -> None:
+    """Raises CheckpointError naming the first parameter, or the optimizer state, that does not fit this engine."""
+    if manifest.moments != subject.moments:
+        raise CheckpointError(
+            f"{manifest.folder} holds {manifest.optimizer['kind']} with {list(manifest.moments)}; "
+            f"this engine's {type(subject.optimizer).__name__} keeps {list(subject.moments)}"
+        )
+    theirs, ours = manifest.layout, subject.layout
+    if theirs.to_json() == ours.to_json():
+        return
+    then = {entry.spec.name: entry.spec for entry in theirs.entries}
+    now = {entry.spec.name: entry.spec for entry in ours.entries}
+    for name in dict.fromkeys((*then, *now)):
+        if then.get(name) != now.get(name):
+            raise CheckpointError(f"{manifest.folder} was saved with {then.get(name)}; the model has {now.get(name)}")
+    raise CheckpointError(f"{manifest.folder} has the model's parameters in another order")
+
+
+def changes(manifest: Manifest, subject: Subject) -> list[str]:
+    """What may let the bits part from the run that saved, in words."""
+    micro_batches, chunk = subject.config.batch_shape
+    now = {
+        **vars(Arithmetic(subject.config.seed, micro_batches, chunk, subject.config.precision)),
+        **vars(subject.environment),
+    }
+    then = {**vars(manifest.arithmetic), **vars(manifest.environment)}
+    return [f"{name} was {then[name]}, is {now[name]}" for name in then if then[name] != now[name]]
+
+
+def read_state(store: Store, manifest: Manifest, subject: Subject) -> None:
+    """Fill this rank's tensors from the shards, every block verified. Raises CheckpointError."""
+    have, need = list(manifest.segments), list(subject.held())
+    for move in moves([segment.run for _, segment in have], [run for run, _ in need]):
+        shard, segment = have[move.source]
+        run, tensor = need[move.target]
+        if DTYPES[tensor.dtype] != segment.dtype:
+            raise CheckpointError(f"{run.kind} block {run.first} is {segment.dtype}; this engine keeps {tensor.dtype}")
+        block = manifest.layout.block
+        target = tensor[move.target_block * block : (move.target_block + move.count) * block]
+        _read_run(store, manifest, shard, segment, move.source_block, target)
+    _read_buffers(store, manifest, subject)
+
+
+def _read_run(store: Store, manifest: Manifest, shard: Shard, segment: Segment, first: int, target: Tensor) -> None:
+    """Blocks from `first` of the segment on into `target`, over the host where the device is another."""
+    count = target.numel() // manifest.layout.block
+    if target.device.type == "cpu":
+        read_blocks(store, manifest.folder, shard, segment, first, count, bytes_of(target))
+        return
+    most = max(1, BOUNCE_BYTES // segment.block_bytes)
+    bounce = torch.empty(most * manifest.layout.block, dtype=target.dtype)
+    for start in range(0, count, most):
+        blocks = min(most, count - start)
+        part = bounce[: blocks * manifest.layout.block]
+        read_blocks(store, manifest.folder, shard, segment, first + start, blocks, bytes_of(part))
+        target[start * manifest.layout.block :][: part.numel()].copy_(part)
+
+
+def _read_buffers(store: Store, manifest: Manifest, subject: Subject) -> None:
+    stored = {blob.name: (shard, blob) for shard in manifest.shards for blob in shard.blobs}
+    for name, buffer in subject.buffers().items():
+        if BUFFER + name not in stored:
+            raise CheckpointError(f"{manifest.folder} does not hold buffer '{name}'")
+        shard, blob = stored[BUFFER + name]
+        if (blob.dtype, blob.shape) != (DTYPES.get(buffer.dtype), tuple(buffer.shape)):
+            raise CheckpointError(
+                f"buffer '{name}' was {blob.dtype} {blob.shape}; the model has {buffer.dtype} {tuple(buffer.shape)}"
+            )
+        data = read_blob(store, manifest.folder, shard, blob)
+        if len(data):
+            buffer.copy_(torch.frombuffer(data, dtype=buffer.dtype).view(buffer.shape))
+
+
+def _memory_of(subject: Subject) -> tuple[list[Source], list[NamedSource]]:
+    """This rank's state as host memory, checked to be finite. Raises NonFiniteState."""
+    sources, named = list[Source](), list[NamedSource]()
+    for run, tensor in subject.owned():
+        require_finite(subject.layout, run, tensor)
+        size = block_bytes(subject.layout, tensor)
+        sources.append(Source(run.kind, DTYPES[tensor.dtype], run.first, size, bytes_of(tensor.detach().cpu())))
+    if subject.comm.rank == 0:
+        for name, buffer in subject.buffers().items():
+            data = bytes_of(buffer.detach().cpu().contiguous())
+            named.append(NamedSource(BUFFER + name, DTYPES[buffer.dtype], tuple(buffer.shape), data))
+    return sources, named
+
+
+def _fence_in(folder: str) -> int:
+    return int(folder.rsplit("-", 1)[1])
+
+
+def _none_usable(store: Store, step: int | None, refused: list[Refused]) -> str:
+    if not refused:
+        wanted = "" if step is None else f" of step {step}"
+        return f"there is no checkpoint{wanted} in {store.url}"
+    tried = "; ".join(f"{item.folder}: {item.reason}" for item in refused)
+    return f"no checkpoint in {store.url} can be used: {tried}"

@@ -1,0 +1,119 @@
+"""What of an engine survives in a checkpoint: blocks by kind, buffers, scalars; seen as tensors and as bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zero_engine.adamw import Optimizer
+from zero_engine.comm import Comm
+from zero_engine.config import ZeroConfig
+from zero_engine.layout import Layout, Piece, Range
+from zero_engine.manifest import CheckpointError, Environment, Json
+from zero_engine.master import Master
+from zero_engine.reshard import FROZEN, MASTER, Run, runs_of
+
+FINITE_ELEMENTS = 1 << 18  # summed at a time when looking for values that are not finite
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
+"""torch dtypes by the name that safetensors gives them."""
+
+
+class NonFiniteState(CheckpointError):
+    """The state holds a NaN or an infinity: it is never saved as good."""
+
+    code = "state_non_finite"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The engine as a checkpoint sees it."""
+
+    layout: Layout
+    config: ZeroConfig  # resolved
+    comm: Comm
+    master: Master
+    module: nn.Module
+    optimizer: Optimizer
+    device: torch.device
+    scalars: Callable[[], Json]  # the engine's own small state
+    restore: Callable[[Json], None]  # takes it back, after the blocks are loaded
+    digest_part: Callable[[], int]  # of this rank's pieces, modulo 2^64
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        return self.optimizer.moments
+
+    @property
+    def environment(self) -> Environment:
+        """What the bits depend on beside the numbers."""
+        cuda = self.device.type == "cuda"
+        name = torch.cuda.get_device_name(self.device) if cuda else self.device.type
+        return Environment(name, torch.__version__, torch.get_num_threads())
+
+    def owned(self) -> Iterator[tuple[Run, Tensor]]:
+        """The blocks that this rank writes, in flat order, with their tensors (1-D)."""
+        for piece in self.layout.pieces(self.comm.rank, self.comm.ranks):
+            yield from self._state(piece)
+
+    def held(self) -> Iterator[tuple[Run, Tensor]]:
+        """The blocks that this rank must read: what it owns, and at stage 0 everything."""
+        for piece in self.master.all_pieces:
+            yield from self._state(piece)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Module buffers that belong to the model's state, by canonical name."""
+        found = {}
+        for prefix, module in self.module.named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if name not in module._non_persistent_buffers_set:
+                    found[f"{prefix}.{name}" if prefix else name] = buffer
+        return found
+
+    def _state(self, piece: Piece) -> Iterator[tuple[Run, Tensor]]:
+        tensors = self.master.tensors(piece.run, piece.range)
+        for run in runs_of(self.layout, piece, self.moments):
+            yield run, tensors["parameter" if run.kind in (MASTER, FROZEN) else run.kind]
+
+
+def block_bytes(layout: Layout, tensor: Tensor) -> int:
+    """Bytes of a block of this tensor's dtype."""
+    return layout.block * tensor.element_size()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, writable. The view keeps the tensor alive."""
+    assert tensor.device.type == "cpu" and tensor.is_contiguous()
+    count = tensor.numel() * tensor.element_size()
+    if not count:
+        return memoryview(b"")
+    memory: Any = (ctypes.c_char * count).from_address(tensor.data_ptr())
+    memory.owner = tensor
+    return memoryview(memory).cast("B")
+
+
+def require_finite(layout: Layout, run: Run, tensor: Tensor) -> None:
+    """Raises NonFiniteState naming the parameter when a value is not finite. `tensor` holds the blocks of `run`."""
+    if not tensor.is_floating_point():
+        return
+    for start in range(0, tensor.numel(), FINITE_ELEMENTS):
+        part = tensor[start : start + FINITE_ELEMENTS]
+        if math.isfinite(part.sum(dtype=torch.float32).item()):
+            continue
+        bad = torch.isfinite(part).logical_not_().nonzero()  # a sum may overflow where no value does
+        if len(bad):
+            name = _parameter_at(layout, run.first * layout.block + start + int(bad[0]))
+            raise NonFiniteState(f"{run.kind} of parameter '{name}' is not finite: the state is not saved")
+
+
+def _parameter_at(layout: Layout, element: int) -> str:
+    near = Range(element, element + 1)
+    return next((entry.spec.name for entry in layout.entries if len(entry.range.meet(near))), "padding")
