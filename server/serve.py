@@ -1,6 +1,6 @@
 """`shardyard serve`: the API, the controller and, without a named cluster, a Ray head of our own, for one data folder.
 
-Read `serve` (claims the folder and the port), then `Service` (what runs), then `_stop` (Ctrl-C). The head is a process
+Read `claims.py` (the folder, the port), then `Service` (what runs), then `_stop` (Ctrl-C). The head is a process
 of its own: killing this one leaves head and jobs alive, and the next start adopts them.
 """
 
@@ -8,47 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import fcntl
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import uvicorn
 
 from server import lifespan
 from server.app import create_app
 from server.auth import RedactTokens, ensure_admin, login_link, read_or_make_token
+from server.claims import CannotServe, Half, claimed, controller_id, listen
 from server.controller import ray_driver, ray_head
 from server.controller.cluster import Cluster
 from server.controller.fake_cluster import FakeCluster, cpu_node, send_over_http
 from server.controller.reconciler import Reconciler
 from server.controller.stage import resolve_stage
 from server.db import Database
-from server.ids import new_id
 from server.migrations import migrate
 from server.settings import FIRST_PORT, Settings, read_settings
 from workers.object_store import open_store
 
 log = logging.getLogger("shardyard.serve")
-Half = Literal["api", "controller"]
 
-LEAST_FREE_BYTES = 32 * 2**20  # of the data folder's disk
-PORTS_TRIED = 200
 CLOSE_SECONDS = 3  # for open connections, after the jobs have paused
 FAKE_MOVE_SECONDS = 0.05
-
-
-class CannotServe(Exception):
-    """The service cannot start here; one line that says why and what to do."""
 
 
 def serve(settings: Settings, only: Half | None = None, say: Callable[[str], None] = print) -> None:
@@ -57,79 +45,6 @@ def serve(settings: Settings, only: Half | None = None, say: Callable[[str], Non
         _log_to_file(settings)
         listener = listen(settings) if only != "controller" else None
         asyncio.run(Service(settings, only, listener, say).run())
-
-
-# --- what is claimed before anything starts -------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def claimed(settings: Settings, only: Half | None) -> Iterator[None]:
-    """Hold the data folder's lock. Raises CannotServe when the folder cannot be used."""
-    folder = settings.data_dir
-    path = settings.lock_file if only is None else settings.lock_file.with_name(f"lock-{only}")
-    try:
-        for needed in (folder, settings.cache_dir, settings.ranks_dir, folder / "logs"):
-            needed.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        lock = path.open("a+")
-    except OSError as error:
-        raise CannotServe(_folder_trouble(folder, error)) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = path.read_text().strip() or "another process"
-            raise CannotServe(
-                f"The data folder {folder} is in use by a server (pid {holder}); stop it or give another --data-dir."
-            ) from error
-        free = shutil.disk_usage(folder).free
-        if free < LEAST_FREE_BYTES:
-            raise CannotServe(f"The disk of the data folder {folder} is full ({free} bytes left); free some space.")
-        try:
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
-        except OSError as error:
-            raise CannotServe(_folder_trouble(folder, error)) from error
-        yield
-
-
-def _folder_trouble(folder: Path, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"The disk of the data folder {folder} is full; free some space or give another --data-dir."
-    return f"The data folder {folder} cannot be written ({error.strerror}); mend it or give another --data-dir."
-
-
-def listen(settings: Settings) -> socket.socket:
-    """The API's listening socket: the given port, or the first free one from 8470 on. Raises CannotServe."""
-    ports = [settings.port] if settings.port is not None else range(FIRST_PORT, FIRST_PORT + PORTS_TRIED)
-    for port in ports:
-        try:
-            return _bind(settings.host, port)
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise CannotServe(
-                    f"Cannot listen on {settings.host} ({error.strerror}); give an address of this machine as --host."
-                ) from error
-    if settings.port is not None:
-        raise CannotServe(f"Port {settings.port} is in use; give another --port, or none for the first free one.")
-    raise CannotServe(f"No port from {FIRST_PORT} to {FIRST_PORT + PORTS_TRIED - 1} is free; give one with --port.")
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(128)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-# --- what runs --------------------------------------------------------------------------------------------------------
 
 
 class QuietServer(uvicorn.Server):
@@ -247,7 +162,7 @@ class Service:
             database,
             cluster,
             self._settings,
-            holder=_controller_id(self._settings.data_dir / "controller-id"),
+            holder=controller_id(self._settings.data_dir / "controller-id"),
             report_url=f"{self._url}/v1/reports",
             resolve=resolve_stage,
             open_store=open_store,
@@ -325,13 +240,6 @@ class Api:
 
     server: uvicorn.Server
     task: asyncio.Task[None]
-
-
-def _controller_id(path: Path) -> str:
-    """Who leads from this folder. Its lock is ours, so a lease in this name is of a process that has ended: no waiting."""
-    if not path.exists():
-        path.write_text(f"{new_id()}\n")
-    return path.read_text().strip()
 
 
 def _log_to_file(settings: Settings) -> None:
