@@ -47,9 +47,9 @@ def test_a_folder_in_use_names_the_server_that_holds_it(tmp_path: Path) -> None:
 def test_the_two_halves_may_share_a_folder_but_not_a_half(tmp_path: Path) -> None:
     """As compose does with a shared volume."""
     settings = Settings(data_dir=tmp_path)
-    with claimed(settings, "api"), claimed(settings, "controller"):
-        with pytest.raises(CannotServe), claimed(settings, "controller"):
-            pass
+    both = claimed(settings, "api"), claimed(settings, "controller")
+    with both[0], both[1], pytest.raises(CannotServe), claimed(settings, "controller"):
+        pass
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
