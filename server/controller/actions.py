@@ -86,7 +86,9 @@ class Start:
     """Launch a job's next attempt on a kind of device."""
 
     job_id: JobId
-    device: str
+    device: str  # cpu or cuda
+    slot_memory_bytes: int | None = None  # of the smallest slot; None: not known
+    one_node: bool = True
 
 
 @dataclass(frozen=True)

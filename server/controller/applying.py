@@ -219,7 +219,7 @@ class Applier:
         self._cluster.release(attempt_id)
 
     async def _start(self, command: actions.Start) -> None:
-        launch = await self._launcher.claim(command.job_id, command.device, self._report_url)
+        launch = await self._launcher.claim(command, self._report_url)
         if launch is None:
             return
         self.running.adopted.add(launch.attempt_id)

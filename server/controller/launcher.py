@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from server.controller.actions import Start
 from server.controller.cluster import Cluster, ClusterUnavailable, Launch, NoCapacity
 from server.controller.leader import Leadership
 from server.controller.stage import Resolve
@@ -68,13 +69,13 @@ class Launcher:
         self._resolve = resolve
         self.new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32)
 
-    async def claim(self, job_id: JobId, device: str, report_url: str) -> Launch | None:
+    async def claim(self, start: Start, report_url: str) -> Launch | None:
         """Write the next attempt of a queued job down. None: the job moved meanwhile, or cannot run and was failed."""
-        prepared = await self._prepare(job_id, device)
+        prepared = await self._prepare(start)
         if prepared is None:
             return None
         if isinstance(prepared, Refused):
-            await self._fail(job_id, prepared)
+            await self._fail(start.job_id, prepared)
             return None
         launch = self._launch(prepared, report_url)
         return launch if await self._write_down(prepared, launch) else None
@@ -94,7 +95,8 @@ class Launcher:
             async with self._leadership.write() as tx:
                 await attempts.set_values(tx, launch.attempt_id, launched_at=tx.now)
 
-    async def _prepare(self, job_id: JobId, device: str) -> Prepared | Refused | None:
+    async def _prepare(self, start: Start) -> Prepared | Refused | None:
+        job_id = start.job_id
         async with self._database.read() as connection:
             job = await jobs.get(connection, job_id)
         if job is None or job.status is not Status.QUEUED:
@@ -109,10 +111,10 @@ class Launcher:
                 "checkpoint_unreadable", {"message": f"{len(existing)} are damaged; clone the job to start again."}
             )
         try:
-            spec = await asyncio.to_thread(self._resolve, job.job_spec(), device)
-        except ValueError as error:
+            spec = await asyncio.to_thread(self._resolve, job.job_spec(), start)
+        except Exception as error:  # whatever keeps it from being planned keeps it from running
             return Refused("spec_invalid", {"message": str(error)})
-        return Prepared(job, spec, cast(Device, device), point)
+        return Prepared(job, spec, cast(Device, start.device), point)
 
     def _launch(self, prepared: Prepared, report_url: str) -> Launch:
         attempt_id = AttemptId(new_id())

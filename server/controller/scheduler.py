@@ -72,6 +72,8 @@ class Pool:
     device: str
     total: int
     free: int
+    slot_memory_bytes: int | None
+    one_node: bool
     held_by: JobFacts | None = None  # the job ahead that waits for these slots
 
 
@@ -93,7 +95,7 @@ def schedule(snapshot: Snapshot, now: datetime) -> Iterator[Command]:
             continue
         pool.free -= job.ranks
         used += job.ranks
-        yield Start(job.id, pool.device)
+        yield Start(job.id, pool.device, pool.slot_memory_bytes, pool.one_node)
 
 
 def queue_order(jobs: Iterable[JobFacts]) -> list[JobFacts]:
@@ -132,7 +134,9 @@ def _pools(snapshot: Snapshot, cluster: ClusterState) -> dict[str, Pool]:
     for device in ("cuda", "cpu"):
         nodes = [node for node in cluster.nodes if node.alive and node.device == device]
         total = sum(node.slots for node in nodes)
-        pools[device] = Pool(device, total, max(min(_free(nodes), total - _held(snapshot, device)), 0))
+        free = max(min(_free(nodes), total - _held(snapshot, device)), 0)
+        memory = min((node.device_memory_bytes for node in nodes), default=0) or None
+        pools[device] = Pool(device, total, free, memory, len(nodes) <= 1)
     return pools
 
 
