@@ -22,7 +22,7 @@ from zero_engine.tensorfile import ITEM_BYTES
 
 FORMAT = "shardyard-checkpoint"
 VERSION = 1
-CHECKSUM_BYTES = 8  # xxh3, 64 bits, little-endian
+CHECKSUM_BYTES = 8  # xxh3, 64 bits, in its canonical (big-endian) form
 
 Json = dict[str, Any]
 
@@ -48,11 +48,6 @@ class Segment:
     @property
     def run(self) -> Run:
         return Run(self.kind, self.first, self.count)
-
-    def checksum(self, block: int) -> int:
-        """xxh3 of one block, counted from the start of the segment."""
-        place = block * CHECKSUM_BYTES
-        return int.from_bytes(self.checksums[place : place + CHECKSUM_BYTES], "little")
 
 
 @dataclass(frozen=True)

@@ -110,14 +110,9 @@ def write_shard(
 
 
 def block_checksums(data: memoryview, block_bytes: int) -> bytes:
-    """CHECKSUM_BYTES per block, little-endian; `data` holds whole blocks."""
-    digest, little = xxhash.xxh3_64_intdigest, int.to_bytes
-    return b"".join(
-        [
-            little(digest(data[start : start + block_bytes]), CHECKSUM_BYTES, "little")
-            for start in range(0, len(data), block_bytes)
-        ]
-    )
+    """CHECKSUM_BYTES per block; `data` holds whole blocks."""
+    digest = xxhash.xxh3_64_digest
+    return b"".join([digest(data[start : start + block_bytes]) for start in range(0, len(data), block_bytes)])
 
 
 def read_blocks(
