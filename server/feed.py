@@ -2,7 +2,7 @@
 
 Note: why the feed goes through the database. API and controller may be different processes, and several APIs may run.
 Each change is a row written in the transaction that made it; ids grow in commit order, so that "everything after my
-last id" is exact. A tab that was away sends Last-Event-ID and gets what it missed, or `reset` when that is no longer kept.
+last id" is exact. A tab that was away sends Last-Event-ID and gets what it missed, or `reset` when that is not kept.
 """
 
 from __future__ import annotations

@@ -267,7 +267,6 @@ class Series(Base):
     name: Mapped[str]
     num_chunks: Mapped[int] = mapped_column(default=0)
     tail_count: Mapped[int] = mapped_column(default=0)
-    sealed_step: Mapped[int] = mapped_column(default=-1)  # highest step in a chunk
 
     __table_args__ = (UniqueConstraint("attempt_id", "name", "rank"),)
 
@@ -335,7 +334,7 @@ class Rollup(Base):
     max: Mapped[float | None]
     first: Mapped[float | None]  # of the finite values
     last: Mapped[float | None]
-    sum: Mapped[float]
+    sum: Mapped[float | None]  # None: beyond what a float holds
 
 
 class MemorySample(Base):

@@ -336,6 +336,7 @@ class LogLine(View):
     stream: Literal["stdout", "stderr", "shardyard"]
     text: str
     split: bool = Field(default=False, description="the line goes on in the next one: it was too long")
+    open: bool = Field(default=False, description="still being written; it may change, and its seq is not final")
 
 
 class LogView(View):

@@ -8,7 +8,7 @@ event of a transition is written in the same transaction, so that a job's histor
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -55,6 +55,7 @@ class JobRecord:
     progress_step: int
     resume_checkpoint: str | None
     step: int
+    sparkline: Sequence[float | None]
     last_report_at: datetime | None
 
     def job_spec(self) -> JobSpec:

@@ -1,0 +1,84 @@
+"""What every request passes first: the size of its body counted while it is read, and headers that keep pages safe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ApiError, problem_response
+from server.views import Problem
+
+REPORT_BYTES = 32 * 2**20  # a batch of 5000 records with log text
+_CSP = (
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+
+
+class BodyLimit:
+    """Refuses bodies above a limit with 413, also without a Content-Length: bytes are counted as they come."""
+
+    def __init__(self, app: ASGIApp, limit_bytes: Callable[[str], int]) -> None:
+        self.app = app
+        self.limit_bytes = limit_bytes  # of a path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        limit = self.limit_bytes(scope["path"])
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdigit() and int(announced) > limit:
+            await problem_response(_too_large(limit, scope["path"]), {"Connection": "close"})(scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise ApiError(413, _sentence(limit), headers={"Connection": "close"})
+            return message
+
+        await self.app(scope, counted, send)
+
+
+def _sentence(limit: int) -> str:
+    return f"The body is larger than {limit:,} bytes."
+
+
+def _too_large(limit: int, path: str) -> Problem:
+    return Problem(
+        type="urn:shardyard:problem:too_large",
+        title="Content Too Large",
+        status=413,
+        detail=_sentence(limit),
+        code="too_large",
+        instance=path,
+    )
+
+
+class SafeHeaders:
+    """No sniffing, no framing, no foreign scripts; answers of the API are never cached unless they say so."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+                headers["Content-Security-Policy"] = _CSP
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self.app(scope, receive, with_headers)
