@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -191,11 +192,9 @@ def test_a_deletion_killed_at_any_call_never_shows_half_a_checkpoint(tmp_path: P
         root = tmp_path / str(allowed)
         store = LocalStore(root)
         folder = ByHand(store).publish().folder
-        try:
+        with suppress(Stop):
             delete(LocalStore(root, DiesAt(allowed)), folder)
             finished = True
-        except Stop:
-            pass
         for name in list_checkpoints(store):
             assert verify(store, name.folder).ok
         for left in unfinished(store, before_fence=2):
@@ -212,11 +211,9 @@ def test_a_save_killed_at_any_call_is_whole_or_nothing(tmp_path: Path) -> None:
         root = tmp_path / str(allowed)
         store = LocalStore(root)
         old = ByHand(store, step=4).publish()
-        try:
+        with suppress(Stop):
             ByHand(LocalStore(root, DiesAt(allowed))).publish()
             finished = True
-        except Stop:
-            pass
         names = list_checkpoints(store)
         assert names[-1].folder == old.folder
         assert all(verify(store, name.folder).ok for name in names)
