@@ -6,6 +6,7 @@ A program that uses Shardyard as any other could: it starts `shardyard serve`, t
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -21,41 +22,47 @@ from server.cli.follow import is_at_rest
 from server.cli.output import number_text
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA = ROOT / ".demo"
-SPEC = ROOT / "examples" / "gpt_stdlib.yaml"
-SERVER_LOG = DATA / "serve.log"
+SHARDYARD = [sys.executable, "-c", "from server.cli import main; main()"]
 
 START_SECONDS = 120.0
 STOP_SECONDS = 120.0
-LEAST_DROP_NATS = 2.5  # of the validation loss: a model that learned nothing stays at ln(vocabulary)
 
 
 def main() -> int:
     """Run the demo; 0 when the job succeeded, learned, and nothing is left running."""
+    given = arguments()
     on_terminal = sys.stdout.isatty()
-    DATA.mkdir(exist_ok=True)
+    given.data_dir.mkdir(exist_ok=True)
     try:
-        with server() as client:
-            passed = train(client, on_terminal)
+        with server(given.data_dir) as client:
+            passed = train(client, given, on_terminal)
             if on_terminal:
                 stay_up(client)
     except CommandError as error:
         print("\n".join(error.lines()), file=sys.stderr)
         return error.exit_code
-    left = processes_left()
+    left = processes_left(given.data_dir)
     for line in left:
         print(f"still running: {line}", file=sys.stderr)
     return 0 if passed and not left else 1
 
 
+def arguments() -> argparse.Namespace:
+    """What to train, where, and how much it has to learn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", type=Path, default=ROOT / "examples" / "gpt_stdlib.yaml")
+    parser.add_argument("--data-dir", type=Path, default=ROOT / ".demo")
+    parser.add_argument("--least-drop", type=float, default=2.5, help="nats that the validation loss has to fall")
+    return parser.parse_args()
+
+
 @contextmanager
-def server() -> Iterator[Client]:
+def server(data_dir: Path) -> Iterator[Client]:
     """A server of our own on a free port, stopped with its Ray head at the end."""
-    (DATA / "port").unlink(missing_ok=True)
-    command = [sys.executable, "-c", "from server.cli import main; main()"]
-    with SERVER_LOG.open("wb") as log:
+    (data_dir / "port").unlink(missing_ok=True)
+    with (data_dir / "serve.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "serve", "--data-dir", str(DATA)],
+            [*SHARDYARD, "serve", "--data-dir", str(data_dir)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -63,7 +70,7 @@ def server() -> Iterator[Client]:
             start_new_session=True,  # a Ctrl-C of ours is not one of its own: we stop it in order
         )
     try:
-        with connect(process) as client:
+        with connect(process, data_dir) as client:
             yield client
     finally:
         print("Stopping the server ...", flush=True)
@@ -73,36 +80,37 @@ def server() -> Iterator[Client]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        subprocess.run([*command, "stop", "--data-dir", str(DATA)], stdout=subprocess.DEVNULL, check=False)
+        subprocess.run([*SHARDYARD, "stop", "--data-dir", str(data_dir)], stdout=subprocess.DEVNULL, check=False)
 
 
-def connect(process: subprocess.Popen[bytes]) -> Client:
+def connect(process: subprocess.Popen[bytes], data_dir: Path) -> Client:
     """A client of the server once it is ready."""
-    print(f"Starting a server on {DATA} (its log: {SERVER_LOG}) ...", flush=True)
+    print(f"Starting a server on {data_dir} (its log: serve.log in it) ...", flush=True)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        if (DATA / "port").exists():
-            client = Client(find_server(None, None, DATA))
+        if (data_dir / "port").exists():
+            client = Client(find_server(None, None, data_dir))
             try:
                 client.get("/readyz")
                 return client
             except CommandError:
                 client.close()
         time.sleep(0.05)
-    raise CommandError(f"The server did not come up; the end of its log:\n{SERVER_LOG.read_text()[-2000:]}")
+    said = (data_dir / "serve.log").read_text(errors="replace")[-2000:]
+    raise CommandError(f"The server did not come up; the end of its log:\n{said}")
 
 
-def train(client: Client, on_terminal: bool) -> bool:
+def train(client: Client, given: argparse.Namespace, on_terminal: bool) -> bool:
     """Submit the job, show it to its end and check what came out."""
     from server.cli.spec_file import as_body, read_spec
 
-    job = client.post("/v1/jobs", as_body(read_spec(SPEC, [])))
+    job = client.post("/v1/jobs", as_body(read_spec(given.spec, [])))
     if on_terminal:
         print(f"Watch it in a browser: {login_link(client)}")
         show_bar(client, job["id"])
     else:
         show_lines(client, job["id"])
-    return check(client, client.get(f"/v1/jobs/{job['id']}"))
+    return check(client, client.get(f"/v1/jobs/{job['id']}"), given.least_drop)
 
 
 def login_link(client: Client) -> str:
@@ -140,7 +148,7 @@ def show_lines(client: Client, job_id: str) -> None:
             return
 
 
-def check(client: Client, job: Json) -> bool:
+def check(client: Client, job: Json, least_drop: float) -> bool:
     """Say what came out; whether it is what a working Shardyard gives."""
     if job["status"] != "succeeded":
         error = job.get("error") or {}
@@ -150,9 +158,9 @@ def check(client: Client, job: Json) -> bool:
     drop = losses[0] - losses[-1]
     print(f"Trained {job['step']} steps on {job['ranks']} ranks at ZeRO stage {job['stage']}; digest {job['digest']}.")
     print(f"Validation loss {losses[0]:.3f} -> {losses[-1]:.3f}, {drop:.2f} nats lower.")
-    if drop < LEAST_DROP_NATS:
-        print(f"That is less than the {LEAST_DROP_NATS} nats expected.")
-    return drop >= LEAST_DROP_NATS
+    if drop < least_drop:
+        print(f"That is less than the {least_drop} nats expected.")
+    return drop >= least_drop
 
 
 def evaluations(client: Client, job_id: str) -> list[float]:
@@ -172,16 +180,16 @@ def stay_up(client: Client) -> None:
         print()
 
 
-def processes_left() -> list[str]:
-    """Processes that carry the demo's folder in their command line."""
+def processes_left(data_dir: Path) -> list[str]:
+    """Processes that carry the demo's folder in their command line or environment."""
     left = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            words = entry.read_bytes().split(b"\0")
-        except OSError:  # it ended meanwhile
+            command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+        except OSError:  # it ended meanwhile, or it is somebody else's
             continue
-        if int(entry.parent.name) != os.getpid() and any(os.fsencode(DATA) in word for word in words):
-            left.append(f"{entry.parent.name} {b' '.join(words).decode(errors='replace')[:100]}")
+        if int(entry.name) != os.getpid() and command and os.fsencode(data_dir.resolve()) in command + environment:
+            left.append(f"{entry.name} {command.replace(bytes(1), b' ').decode(errors='replace')[:100]}")
     return left
 
 
