@@ -28,6 +28,7 @@ from server.controller.cluster import (
     ClusterState,
     ClusterUnavailable,
     Launch,
+    LaunchFailed,
     NoCapacity,
     Node,
     RankState,
@@ -48,10 +49,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class LaunchFailed(ClusterUnavailable):
-    """A rank could not be started; the message names it and its node. What had been started is released."""
-
-
 @dataclass(frozen=True)
 class _Placed:
     """An attempt's placement group as its name tells it."""
@@ -61,6 +58,8 @@ class _Placed:
     fence: int
     ranks: int
     nodes: tuple[str, ...]  # node id of each bundle; empty while it is not placed
+    group_id: str = ""  # Ray's id, in hex
+    kind: str = ""  # resource of each bundle: CPU or GPU
 
     @property
     def name(self) -> str:
@@ -131,15 +130,15 @@ class RayCluster:
     def observe(self) -> ClusterState:
         self._ensure_agents()
         alive = _living_nodes()
-        free = _free_resources()
         placed = _placed()
+        free = {kind: _free_slots(kind, placed) for kind in ("CPU", "GPU")}
         lost = self._lost_ranks()
         names = [entry["name"] for entry in list_named_actors(all_namespaces=True) if entry["namespace"] == NAMESPACE]
         states = self._states(name for name in names if name.startswith("rank:"))
-        nodes = tuple(self._node(node_id, node, free.get(node_id, {})) for node_id, node in sorted(alive.items()))
+        nodes = tuple(self._node(node_id, node, free) for node_id, node in sorted(alive.items()))
         return ClusterState(nodes, tuple(self._attempts(placed, states, lost)))
 
-    def _node(self, node_id: str, node: dict[str, Any], free: dict[str, float]) -> Node:
+    def _node(self, node_id: str, node: dict[str, Any], free: dict[str, dict[str, int]]) -> Node:
         agent = self.agents.get(node_id)
         facts = agent.facts if agent else {}
         resources = node["Resources"]
@@ -152,7 +151,7 @@ class RayCluster:
             alive=True,
             device="cuda" if kind == "GPU" else "cpu",
             slots=slots,
-            free_slots=int(free.get(kind, 0)),
+            free_slots=free[kind].get(node_id, 0),
             memory_bytes=memory,
             device_memory_bytes=int(facts.get("device_memory_bytes") or memory // max(slots, 1)),
             devices=tuple(facts.get("devices", ())),
@@ -251,7 +250,7 @@ class RayCluster:
     def _require_capacity(self, launch: Launch) -> None:
         """Raise NoCapacity unless the whole attempt is known to fit now: no placement group waits in Ray."""
         kind = _resource(launch)
-        free = sum(int(node.get(kind, 0)) for node in _free_resources().values())
+        free = sum(_free_slots(kind, _placed()).values())
         if free < len(launch.orders):
             raise NoCapacity(f"{len(launch.orders)} ranks need as many {kind} slots; {free} are free")
 
@@ -351,11 +350,14 @@ class RayCluster:
             ray.kill(actor, no_restart=True)
         _wait(lambda: not _names_of(attempt_id), deadline, f"actors of attempt {attempt_id} live on")
         _require({node: agent.handle.sweep.remote(attempt_id) for node, agent in self.agents.items()})
-        for group in _placed():
-            if group.attempt_id == attempt_id:
-                remove_placement_group(get_placement_group(group.name))
+        groups = [group for group in _placed() if group.attempt_id == attempt_id]
+        for group in groups:
+            remove_placement_group(get_placement_group(group.name))
         _wait(
-            lambda: all(group.attempt_id != attempt_id for group in _placed()),
+            lambda: (
+                all(group.attempt_id != attempt_id for group in _placed())
+                and not any(_reported(group, _free_resources()) for group in groups)
+            ),
             deadline,
             f"the placement group of attempt {attempt_id} is not removed",
         )
@@ -434,6 +436,26 @@ def _free_resources() -> dict[str, dict[str, float]]:
     return free
 
 
+# Note: why free slots are corrected
+# A node reports its resources about every 100 ms. Until it has reported a new placement group, what that group holds
+# still counts as free; so the bundles of groups that no report mentions yet are taken off. A release waits for the
+# report that no longer mentions the group.
+def _free_slots(kind: str, placed: Sequence[_Placed]) -> dict[str, int]:
+    """Slots of a resource that nobody holds, by node id."""
+    reports = _free_resources()
+    free = {node: int(report.get(kind, 0)) for node, report in reports.items()}
+    for group in placed:
+        if group.kind == kind and not _reported(group, reports):
+            for node in group.nodes:
+                free[node] = max(free.get(node, 0) - 1, 0)
+    return free
+
+
+def _reported(group: _Placed, reports: dict[str, dict[str, float]]) -> bool:
+    """Whether some node's report mentions the placement group."""
+    return any(group.group_id in name for report in reports.values() for name in report)
+
+
 def _resource(launch: Launch) -> str:
     return "GPU" if launch.orders[0].device == "cuda" else "CPU"
 
@@ -463,7 +485,17 @@ def _placed() -> list[_Placed]:
         if len(parts) != 5 or parts[0] != "attempt" or entry["state"] == "REMOVED":
             continue
         nodes = sorted(node for node in entry["bundles_to_node_id"].values() if node)
-        groups.append(_Placed(JobId(parts[1]), AttemptId(parts[2]), int(parts[3]), int(parts[4]), tuple(nodes)))
+        groups.append(
+            _Placed(
+                JobId(parts[1]),
+                AttemptId(parts[2]),
+                int(parts[3]),
+                int(parts[4]),
+                tuple(nodes),
+                entry["placement_group_id"],
+                "GPU" if any("GPU" in bundle for bundle in entry["bundles"].values()) else "CPU",
+            )
+        )
     return groups
 
 

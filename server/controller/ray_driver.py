@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from server.controller.cluster import ClusterState, ClusterUnavailable, Launch
+from server.controller.cluster import ClusterState, ClusterUnavailable, Launch, LaunchFailed, NoCapacity
 from server.controller.ray_head import Head, ray_environment, start_head
 from server.controller.ray_target import USUAL, RayOptions, RayTarget
 from workers.contract import AttemptId
@@ -225,10 +225,9 @@ def _open(target: RayTarget, options: RayOptions) -> Any:
 
 def _portable(error: Exception) -> Exception:
     """An exception that the server can read without ray: its own kinds as they are, others as ClusterUnavailable."""
-    from server.controller.cluster import NoCapacity
-
-    if isinstance(error, NoCapacity):
-        return NoCapacity(str(error))
+    for kind in (NoCapacity, LaunchFailed):
+        if isinstance(error, kind):
+            return kind(str(error))
     return ClusterUnavailable(str(error) or type(error).__name__)
 
 

@@ -1,18 +1,20 @@
 """A rank body for tests of the process path: rendezvous, steps, a stop flag, and scripted mishaps; no engine.
 
-It is what `workers.rank` is to the service, in a hundred lines: the zygote runs `start` in a fork. What goes wrong is scripted by
-the spec's tags: `raise:1` (rank 1 raises before the first collective), `sleep_in_c:0` (rank 0 ignores every signal but SIGKILL),
-`setsid_child` (each rank leaves a child in a session of its own), `steps_per_second:20`.
+It is what `workers.rank` is to the service, in a hundred lines: the zygote runs `start` in a fork. What goes wrong is
+scripted by the spec's tags: `raise:1` (rank 1 raises before the first collective), `deaf:0` (rank 0 ignores every
+signal that can be ignored, and the stop flag), `setsid_child` and `forked_child` (each rank leaves a child in a session
+of its own), `never_joins:1`, `steps_per_second:20`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,13 +37,15 @@ class Body:
         self.record(kind="phase", phase="started")
         if self.mine("raise"):
             raise ValueError("scripted mishap")
+        if self.mine("never_joins"):
+            signal.pause()
         self.join()
         self.record(kind="phase", phase="training")
         if "setsid_child" in self.tags:
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+            subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
         if "forked_child" in self.tags and os.fork() == 0:
             os.setsid()
-            time.sleep(600)
+            signal.pause()
         if self.mine("deaf"):
             for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_IGN)
@@ -50,9 +54,9 @@ class Body:
             self.step = step
             self.record(kind="points", step=step, values={"loss": 1.0 / step})
             print(f"rank {self.order.rank} step {step}")
-            if (self.folder / STOP_FILE).exists():
+            if (self.folder / STOP_FILE).exists() and not self.mine("deaf"):
                 return self.leave("stopped")
-            time.sleep(pause)
+            self.pause(pause)
         self.leave("finished")
 
     def join(self) -> None:
@@ -65,6 +69,12 @@ class Body:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", store=store, rank=order.rank, world_size=order.world_size)
         dist.barrier()
+
+    def pause(self, seconds: float) -> None:
+        """The time a step takes."""
+        if self.mine("stuck_in_c"):
+            ctypes.CDLL(None).pause()  # never returns to Python
+        select.select([], [], [], seconds)
 
     def mine(self, tag: str) -> bool:
         return self.tags.get(tag) == str(self.order.rank)
