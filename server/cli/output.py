@@ -99,15 +99,15 @@ def short_id(job_id: str) -> str:
 
 
 def bytes_text(count: float | None) -> str:
-    """`1.5 MB`; decimal units, as the plan counts."""
+    """`1.5 MiB`, in the binary units of the pages and of the plan's advice."""
     if count is None:
         return "-"
     size = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.4g} PB"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 1000 else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.4g} PiB"
 
 
 def seconds_text(seconds: float | None) -> str:

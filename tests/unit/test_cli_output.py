@@ -29,9 +29,10 @@ def test_text_of_others_cannot_act_on_the_terminal(text: str, shown: str) -> Non
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(None, "-"), (0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (27_400_000, "27.4 MB"), (16e12, "16 TB")],
+    [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1010 * 2**20, "1010 MiB"), (16 * 2**40, "16 TiB")],
 )
-def test_bytes_are_decimal_as_in_the_plan(count: float | None, text: str) -> None:
+def test_bytes_have_the_units_of_the_pages(count: float | None, text: str) -> None:
+    """The same plan is read in the terminal and in the browser."""
     assert bytes_text(count) == text
 
 
