@@ -52,7 +52,7 @@ export function StepChart({ title, unit, lines, range, onRange, format = formatN
   return (
     <figure className="chart panel" data-testid={`chart-${title}`}>
       <header>
-        <h3>{title}{unit && <span className="quiet"> {unit}</span>}</h3>
+        <h2>{title}{unit && <span className="quiet"> {unit}</span>}</h2>
         {nonFinite > 0 && <span className="badge bad">{formatCount(nonFinite)} non-finite</span>}
         {note}
         <span className="chart-readout" aria-hidden="true">

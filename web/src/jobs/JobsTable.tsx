@@ -130,42 +130,44 @@ export function JobsTable({ rows, total, search, onSearch, selected, onSelected,
   const [top, bottom] = [(items[0]?.start ?? offset) - offset, virtual.getTotalSize() - ((items.at(-1)?.end ?? offset) - offset)];
 
   return (
-    <div className="panel jobs" role="table" aria-label="Jobs" aria-rowcount={total === -1 ? -1 : total + 1} style={{ "--grid": grid } as React.CSSProperties}>
-      <div role="rowgroup">
-        {table.getHeaderGroups().map((group) => (
-          <div key={group.id} role="row" aria-rowindex={1} className="jobs-head">
-            {group.headers.map((header) => {
-              const direction = header.column.getIsSorted();
-              return (
-                <div key={header.id} role="columnheader" data-column={header.column.id} aria-sort={direction === "asc" ? "ascending" : direction === "desc" ? "descending" : undefined}>
-                  {header.column.getCanSort() ? (
-                    <button type="button" onClick={header.column.getToggleSortingHandler()}>
+    <div className="panel jobs" style={{ "--grid": grid } as React.CSSProperties}>
+      <div role="table" aria-label="Jobs" aria-rowcount={total === -1 ? -1 : total + 1}>
+        <div role="rowgroup">
+          {table.getHeaderGroups().map((group) => (
+            <div key={group.id} role="row" aria-rowindex={1} className="jobs-head">
+              {group.headers.map((header) => {
+                const direction = header.column.getIsSorted();
+                return (
+                  <div key={header.id} role="columnheader" data-column={header.column.id} aria-sort={direction === "asc" ? "ascending" : direction === "desc" ? "descending" : undefined}>
+                    {header.column.getCanSort() ? (
+                      <button type="button" onClick={header.column.getToggleSortingHandler()}>
+                        <table.FlexRender header={header} />
+                        <span aria-hidden="true">{direction === "asc" ? "↑" : direction === "desc" ? "↓" : ""}</span>
+                      </button>
+                    ) : (
                       <table.FlexRender header={header} />
-                      <span aria-hidden="true">{direction === "asc" ? "↑" : direction === "desc" ? "↓" : ""}</span>
-                    </button>
-                  ) : (
-                    <table.FlexRender header={header} />
-                  )}
-                </div>
-              );
-            })}
-          </div>
-        ))}
-      </div>
-      <div role="rowgroup" ref={body} style={{ paddingTop: Math.max(0, top), paddingBottom: Math.max(0, bottom) }}>
-        {items.map((item) => {
-          const row = drawn[item.index];
-          if (!row) return null;
-          return (
-            <div key={row.id} role="row" className="jobs-row" aria-rowindex={item.index + 2} aria-selected={row.getIsSelected()} data-index={item.index} ref={virtual.measureElement}>
-              {row.getVisibleCells().map((cell) => (
-                <div key={cell.id} role="cell" data-column={cell.column.id}>
-                  <table.FlexRender cell={cell} />
-                </div>
-              ))}
+                    )}
+                  </div>
+                );
+              })}
             </div>
-          );
-        })}
+          ))}
+        </div>
+        <div role="rowgroup" ref={body} style={{ paddingTop: Math.max(0, top), paddingBottom: Math.max(0, bottom) }}>
+          {items.map((item) => {
+            const row = drawn[item.index];
+            if (!row) return null;
+            return (
+              <div key={row.id} role="row" className="jobs-row" aria-rowindex={item.index + 2} aria-selected={row.getIsSelected()} data-index={item.index} ref={virtual.measureElement}>
+                {row.getVisibleCells().map((cell) => (
+                  <div key={cell.id} role="cell" data-column={cell.column.id}>
+                    <table.FlexRender cell={cell} />
+                  </div>
+                ))}
+              </div>
+            );
+          })}
+        </div>
       </div>
       <ColumnPicker
         columns={table.getAllLeafColumns().filter((column) => column.getCanHide()).map((column) => ({ id: column.id, title: String(column.columnDef.header), shown: column.getIsVisible() }))}
