@@ -24,6 +24,7 @@ Json = dict[str, Any]
 
 REQUEST_SECONDS = 60.0
 RETRY_SECONDS = 0.5  # between tries to reach a server that went away
+LOST_ANSWERS = 2  # after so many a submission is given up at the next
 GONE_SECONDS = 120.0  # how long a follower waits for a server that went away
 
 
@@ -98,6 +99,15 @@ class Client:
     def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
         """The JSON of POST, None for an empty answer. Raises ServerProblem, ServerUnreachable."""
         return self._json("POST", path, json={} if body is None else body, headers=dict(headers or {}))
+
+    def post_once(self, path: str, body: Any, key: str) -> Any:
+        """POST under an idempotency key: sent again when the answer was lost, done once in any case."""
+        for _ in range(LOST_ANSWERS):
+            try:
+                return self.post(path, body, {"Idempotency-Key": key})
+            except ServerUnreachable:
+                time.sleep(RETRY_SECONDS)
+        return self.post(path, body, {"Idempotency-Key": key})
 
     def items(self, path: str, limit: int, **query: Any) -> list[Json]:
         """Up to `limit` items of a paged list, as many pages as it takes."""

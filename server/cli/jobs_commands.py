@@ -27,7 +27,7 @@ def submit(
 ) -> None:
     """Submit a job spec to the server."""
     body = as_body(read_spec(spec, changes or []))
-    job = session.client.post("/v1/jobs", body, headers={"Idempotency-Key": key or uuid.uuid4().hex})
+    job = session.client.post_once("/v1/jobs", body, key or uuid.uuid4().hex)
     if not follow_it:
         session.output.result(job, lambda: _say_submitted(session, job))
         return

@@ -154,3 +154,23 @@ def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         next(wakes)
         with pytest.raises(ServerUnreachable, match="start it"):
             next(wakes)
+
+
+def test_a_submission_whose_answer_was_lost_is_sent_again_under_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a server that restarts in between would leave the user with two jobs, or none."""
+    keys = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["Idempotency-Key"])
+        if len(keys) < 3:
+            raise httpx.ReadError("reset", request=request)
+        return httpx.Response(201, json={"id": "1"}, request=request)
+
+    monkeypatch.setattr("server.cli.client.RETRY_SECONDS", 0.0)
+    with Client(Address("http://127.0.0.1:9", "", ""), httpx.MockTransport(answer)) as client:
+        assert client.post_once("/v1/jobs", {}, "k") == {"id": "1"}
+        keys.clear()
+        monkeypatch.setattr("server.cli.client.LOST_ANSWERS", 0)
+        with pytest.raises(ServerUnreachable):
+            client.post_once("/v1/jobs", {}, "k")
+    assert keys == ["k"]
