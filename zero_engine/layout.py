@@ -197,6 +197,16 @@ class Layout:
 
     def pieces(self, rank: int, ranks: int) -> tuple[Piece, ...]:
         """What `rank` of `ranks` owns, in flat order; trainable pieces stand back to back in its fp32 buffers."""
+        found = self._pieces.get((rank, ranks))
+        if found is None:
+            found = self._pieces[rank, ranks] = self._found_pieces(rank, ranks)
+        return found
+
+    @cached_property
+    def _pieces(self) -> dict[tuple[int, int], tuple[Piece, ...]]:
+        return {}
+
+    def _found_pieces(self, rank: int, ranks: int) -> tuple[Piece, ...]:
         local, pieces = 0, list[Piece]()
         for unit in self.units:
             mine = self.cut(unit.index, ranks)[rank]
