@@ -74,6 +74,7 @@ demo: setup
 
 test: setup
 	@.ci/system-packages
+	cd web && npm run --silent test
 	$(BIN)/python -m pytest $(T)
 
 lint: $(STAMPS)/installed
@@ -81,7 +82,7 @@ lint: $(STAMPS)/installed
 
 types: $(STAMPS)/installed $(STAMPS)/npm
 	$(BIN)/mypy
-	cd web && npm run --silent check
+	cd web && npm run --silent generate -- --check && npm run --silent check
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600 tests
@@ -92,8 +93,9 @@ bench: setup
 wheel: setup
 	$(BIN)/python -m build --wheel --no-isolation
 
-docs: $(STAMPS)/installed
+docs: $(STAMPS)/npm
 	$(BIN)/python docs/generate.py
+	cd web && npm run --silent generate
 
 clean:
 	rm -rf .venv .demo web/node_modules server/static dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

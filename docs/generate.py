@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 EVERYWHERE = ("help", "as_json", "server", "token")  # options that the page explains once
 NOTE = "<!-- Made by `make docs` from the code; edit there. -->\n\n"
 
@@ -84,15 +84,23 @@ def _comments(source: str) -> dict[str, str]:
     return {name: text.replace("|", "\\|") for name, text in found}
 
 
+def openapi_document() -> str:
+    """`web/openapi.json`, from which `npm run generate` makes the dashboard's types."""
+    from server.openapi import text
+
+    return text()
+
+
 PAGES: dict[str, Callable[[], str]] = {
-    "cli.md": command_line_page,
-    "settings.md": settings_page,
+    "docs/cli.md": command_line_page,
+    "docs/settings.md": settings_page,
+    "web/openapi.json": openapi_document,
 }
 
 
 def current_text(page: str) -> str:
     """What a page should hold now."""
-    return NOTE + PAGES[page]()
+    return (NOTE if page.endswith(".md") else "") + PAGES[page]()
 
 
 def main(arguments: list[str]) -> int:
@@ -100,16 +108,16 @@ def main(arguments: list[str]) -> int:
     stale = [page for page in PAGES if not _is_current(page)]
     if "--check" in arguments:
         for page in stale:
-            print(f"docs/{page} is not current: run `make docs`", file=sys.stderr)
+            print(f"{page} is not current: run `make docs`", file=sys.stderr)
         return 1 if stale else 0
     for page in stale:
-        (DOCS / page).write_text(current_text(page))
-        print(f"wrote docs/{page}")
+        (ROOT / page).write_text(current_text(page))
+        print(f"wrote {page}")
     return 0
 
 
 def _is_current(page: str) -> bool:
-    path = DOCS / page
+    path = ROOT / page
     return path.is_file() and path.read_text() == current_text(page)
 
 
