@@ -74,7 +74,7 @@ demo: setup
 
 test: setup
 	@.ci/system-packages
-	cd web && npm run --silent test
+	$(if $(filter file,$(origin T)),cd web && npm run --silent test)
 	$(BIN)/python -m pytest $(T)
 
 lint: $(STAMPS)/installed
