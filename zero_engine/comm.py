@@ -78,6 +78,11 @@ class Ledger:
         self._bytes[self.page][f"{collective}/{purpose}"] += num_bytes
         self._seconds[self.page][f"{collective}/{purpose}"] += seconds
 
+    def move(self, source: str, target: str, num_bytes: int) -> None:
+        """Book bytes of one "collective/purpose" under another: a message with several parts."""
+        self._bytes[self.page][source] -= num_bytes
+        self._bytes[self.page][target] += num_bytes
+
     @contextmanager
     def timed(self, collective: str, purpose: str, num_bytes: int) -> Iterator[None]:
         """Book one message and the time that the block takes."""
@@ -136,8 +141,8 @@ class Comm(Protocol):
     def release(self, buffer: Buffer) -> None:
         """This rank no longer reads what the others published."""
 
-    def reserve(self, staging: Tensor) -> None:
-        """Use `staging` (1-D uint8, `plan.staging_bytes`) for arriving pieces, where the transport needs any."""
+    def reserve(self, staging: Tensor, slice_elements: int) -> None:
+        """Use `staging` (1-D uint8) for arriving pieces of at most `slice_elements`, where the transport needs any."""
 
     def note(self, text: str) -> None:
         """Tell the others what went wrong here, for the message they show if this rank ends."""

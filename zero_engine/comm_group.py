@@ -29,15 +29,15 @@ class GroupComm:
     def __init__(self, group: Group | None, rank: int, ranks: int, device: torch.device) -> None:
         self.rank, self.ranks, self.ledger = rank, ranks, Ledger()
         self._group, self._device, self._slice = group, device, 1  # elements of a slice
+        self._room = 0  # bytes for an arriving one
         self._nccl = ranks > 1 and device.type == "cuda"
         self._global = [dist.get_global_rank(group, r) if group is not None else r for r in range(ranks)]
         self._staging = torch.empty(0, dtype=torch.uint8, device=device)  # two sets of one slice per peer
         self._buffers = 0
 
-    def reserve(self, staging: Tensor) -> None:
-        self._staging = staging
-        if self.ranks > 1:
-            self._slice = max(1, staging.numel() // (8 * (self.ranks - 1)))
+    def reserve(self, staging: Tensor, slice_elements: int) -> None:
+        self._staging, self._slice = staging, slice_elements
+        self._room = staging.numel() // max(1, 2 * (self.ranks - 1))
 
     def allocate(self, label: str, sizes: Sequence[int]) -> Buffer:
         self._buffers += 1
@@ -86,7 +86,7 @@ class GroupComm:
                 operations.append(self._message(dist.isend, own[part.start : part.stop], peer))
             dtype = dtypes[peer]
             if dtype is not None and number < len(slices[self.rank]):
-                place = (peer - (peer > self.rank) + (self.ranks - 1) * (number % 2)) * 4 * self._slice
+                place = (peer - (peer > self.rank) + (self.ranks - 1) * (number % 2)) * self._room
                 piece = _typed(self._staging, place, len(slices[self.rank][number]), dtype)
                 operations.append(self._message(dist.irecv, piece, peer))
                 pieces[peer] = piece

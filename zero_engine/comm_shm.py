@@ -110,7 +110,7 @@ class SharedComm:
         self._sockets, self._sequence, self._buffers = sockets, 0, 0
         self._others = [peer for peer in range(ranks) if peer != rank]
 
-    def reserve(self, staging: Tensor) -> None:
+    def reserve(self, staging: Tensor, slice_elements: int) -> None:
         """Pieces are read in place."""
 
     def allocate(self, label: str, sizes: Sequence[int]) -> Buffer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from zero_engine.buckets import Bucket, buckets_of, leaf_dtype
 from zero_engine.config import STAGES, ZeroConfig
@@ -49,7 +50,7 @@ class Sizes:
     root_slot: int
     slot: int  # one of `num_slots`
     num_slots: int
-    staging: int
+    staging: int  # of the group transport: two sets of one slice from every other rank, as fp32
     scratch: int
     mail: int  # own message and everybody's
 
@@ -119,9 +120,11 @@ class Blueprint:
         self.schedule = schedule_of(*self.config.batch_shape, ranks, by_unit=config.stage >= 2)
         self.buckets = buckets_of(layout, config.compute_dtype, ranks)
         self.stride = max(layout.block, min(STRIDE[device], layout.padded))
+        self.slice = max(layout.block, config.bucket_bytes // 4 // layout.block * layout.block)  # elements of a message
         stored_fp32 = self.schedule.widest or all(bucket.dtype == "float32" for bucket in self.buckets)
         self.in_place = config.stage < 2 and stored_fp32 and not self.schedule.carries_total
         self.whole_totals = config.stage == 0 and not stored_fp32
+        self.has_pieces = False  # several backward calls per micro-batch are in use
 
     def run_item_bytes(self, run: int) -> int:
         """Bytes of one element of compute weights."""
@@ -159,9 +162,16 @@ class Blueprint:
         micro_batches, _ = self.config.batch_shape
         return Mail(8, 16 * micro_batches, 8 * -(-len(self.layout.entries) // 64), 8 * blocks)
 
+    @cached_property
+    def mail_of_all(self) -> int:
+        """Bytes of everybody's messages together."""
+        return sum(self.mail(rank).total for rank in range(self.ranks))
+
     def sizes(self, rank: int) -> Sizes:
         """What `rank` allocates."""
-        return _SIZES[self.config.stage](self, rank)
+        sizes = _SIZES[self.config.stage](self, rank)
+        pieces = sum(bucket.num_bytes(summed=False) for bucket in self.buckets) if self.has_pieces else 0
+        return replace(sizes, gradients=sizes.gradients + pieces)
 
     def traffic(self, rank: int) -> dict[str, int]:
         """Payload bytes that `rank` sends in a step, by "collective/purpose"; zero entries are left out."""
@@ -293,15 +303,10 @@ def _common(print_: Blueprint, rank: int, states_of_all: bool) -> Sizes:
         root_slot=0,
         slot=0,
         num_slots=0,
-        staging=staging_bytes(print_.config, print_.ranks, largest) if print_.transport == "group" else 0,
+        staging=8 * (print_.ranks - 1) * min(print_.slice, largest) if print_.transport == "group" else 0,
         scratch=16 * print_.stride,
-        mail=print_.mail(rank).total + sum(print_.mail(r).total for r in range(print_.ranks)),
+        mail=print_.mail(rank).total + print_.mail_of_all,
     )
-
-
-def staging_bytes(config: ZeroConfig, ranks: int, largest_range: int) -> int:
-    """Memory of the group transport for arriving slices: two sets of one slice from every other rank."""
-    return 2 * (ranks - 1) * 4 * min(config.bucket_bytes // 4, largest_range)
 
 
 def _bulk(print_: Blueprint, rank: int, states_of_all: bool) -> Sizes:

@@ -1,0 +1,133 @@
+"""AdamW on flat shards, element by element (Loshchilov and Hutter, arXiv 1711.05101)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from zero_engine.errors import ConfigError
+
+
+class Update(Protocol):
+    """One element-wise update; the result of an element must not depend on where a cut falls."""
+
+    def __call__(self, weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: int, lr: float) -> None:
+        """Update `weight` and `moments` in place (1-D fp32, equal lengths); `step` counts from 1."""
+
+
+class Optimizer(Protocol):
+    """What the engine needs of an optimizer."""
+
+    moments: tuple[str, ...]  # names of the fp32 state tensors
+
+    def groups_of(self, parameters: Mapping[str, nn.Parameter], aliases: Mapping[str, tuple[str, ...]]) -> list[int]:
+        """The group of each parameter, in the order given."""
+
+    def updates(self) -> list[tuple[Update, float]]:
+        """The update and the learning rate of each group."""
+
+
+Members = Callable[[str, nn.Parameter], bool] | Iterable[nn.Parameter | str]
+
+
+@dataclass(frozen=True)
+class AdamWUpdate:
+    """The settings of one group, and the arithmetic.
+
+    `fused=False` is the arithmetic of `torch.optim.AdamW(foreach=False, fused=False)`, `fused=True` that of
+    `torch.optim.AdamW(fused=True)`, each bit for bit. Both are equal on any cut of the tensors.
+    """
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    fused: bool
+
+    def __call__(self, weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: int, lr: float) -> None:
+        (self._fused if self.fused else self._plain)(weight, gradient, moments, step, lr)
+
+    def _fused(self, weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: int, lr: float) -> None:
+        torch._fused_adamw_(
+            [weight],
+            [gradient],
+            [moments[0]],
+            [moments[1]],
+            [],
+            [torch.tensor(float(step), device=weight.device)],
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _plain(self, weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: int, lr: float) -> None:
+        beta1, beta2 = self.betas
+        weight.mul_(1 - lr * self.weight_decay)
+        moments[0].lerp_(gradient, 1 - beta1)
+        moments[1].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        denominator = (moments[1].sqrt() / (1 - beta2**step) ** 0.5).add_(self.eps)
+        weight.addcdiv_(moments[0], denominator, value=-lr / (1 - beta1**step))
+
+
+class AdamW:
+    """AdamW with decoupled weight decay, one or several groups.
+
+    `groups` is a list of dicts: "params" (parameters, name patterns such as "*.bias", or a function of (name,
+    parameter)) and any of lr, betas, eps, weight_decay. Groups keep the order given; parameters of no group follow in a
+    last one with the settings of the call itself. `engine.step(lr=[...])` takes one number per group in that order.
+    """
+
+    moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        groups: Sequence[Mapping[str, Any]] = (),
+        fused: bool = True,
+    ) -> None:
+        base = AdamWUpdate(lr, (float(betas[0]), float(betas[1])), eps, weight_decay, fused)
+        self._members = [_members(dict(group)) for group in groups]
+        self._groups = [*(_checked(base, dict(group)) for group in groups), base]
+
+    def groups_of(self, parameters: Mapping[str, nn.Parameter], aliases: Mapping[str, tuple[str, ...]]) -> list[int]:
+        """The group of each parameter; those that no group names go to the last one."""
+        return [self._group_of(name, parameter, aliases[name]) for name, parameter in parameters.items()]
+
+    def _group_of(self, name: str, parameter: nn.Parameter, aliases: tuple[str, ...]) -> int:
+        for index, belongs in enumerate(self._members):
+            if any(belongs(each, parameter) for each in (name, *aliases)):
+                return index
+        return len(self._members)
+
+    def updates(self) -> list[tuple[Update, float]]:
+        return [(group, group.lr) for group in self._groups]
+
+
+def _members(group: dict[str, Any]) -> Callable[[str, nn.Parameter], bool]:
+    members: Members = group.get("params", ())
+    if callable(members):
+        return members
+    listed = list(members)
+    patterns = [item for item in listed if isinstance(item, str)]
+    identities = {id(item) for item in listed if not isinstance(item, str)}
+    return lambda name, parameter: id(parameter) in identities or any(fnmatchcase(name, each) for each in patterns)
+
+
+def _checked(base: AdamWUpdate, group: dict[str, Any]) -> AdamWUpdate:
+    group.pop("params", None)
+    unknown = set(group) - {"lr", "betas", "eps", "weight_decay"}
+    if unknown:
+        raise ConfigError(f"an optimizer group has unknown keys {sorted(unknown)}; use lr, betas, eps, weight_decay")
+    return replace(base, **group)

@@ -1,0 +1,113 @@
+"""Gradients of the whole model, exchanged at the end of a round: how stages 0 and 1 synchronise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from zero_engine.errors import UsageError
+from zero_engine.fold import Round
+from zero_engine.plan import Blueprint
+from zero_engine.reduce import Reducer
+from zero_engine.slices import BucketViews
+from zero_engine.strategy import Setting, Task
+
+
+class BulkSynchronizer:
+    """Folds this rank's micro-batches of a round into one buffer, then exchanges all buckets of it.
+
+    A leaf is copied when it is the first of its chunk and added afterwards; nothing is ever added to zeros.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting, self._rounds = setting, setting.blueprint.schedule.rounds
+        sizes = setting.sizes_of_all(lambda sizes: sizes.gradients)
+        self.buffer = setting.arenas.share("gradients", "gradients", sizes)
+        self.offsets = offsets_of(setting.blueprint)
+        local = self.buffer.local
+        self._leaves = BucketViews(setting.blueprint, local, self.offsets, summed=False)
+        self._summed = BucketViews(setting.blueprint, local, self.offsets, summed=True)
+        self._views = self._leaves
+        self._done = 0  # rounds exchanged in this step
+        self._folded: set[int] = set()  # parameters with a leaf in the chunk being folded
+        self._piece: set[int] = set()  # parameters with a leaf in the running micro-batch
+        self._touched = 0
+
+    def use(self, reducer: Reducer) -> None:
+        """What folds the pieces that arrive."""
+        self._reducer = reducer
+
+    def begin(self, task: Task) -> None:
+        self._task = task
+        self._piece.clear()
+        if task.opens:
+            self._folded.clear()
+            self._views = self._summed if _is_sum(task.round, self._setting.rank) else self._leaves
+            self._setting.comm.reclaim(self.buffer)
+
+    def accept(self, ordinal: int, leaf: Tensor) -> None:
+        if not self._task.counts:
+            return
+        if ordinal in self._piece and not self._task.opens:
+            raise UsageError(
+                f"parameter '{self._views.name(ordinal)}' got two gradients in one backward (re-entrant checkpoint?); "
+                "use torch.utils.checkpoint with use_reentrant=False"
+            )
+        self._piece.add(ordinal)
+        if ordinal in self._folded:
+            self._views.of(ordinal).add_(leaf)
+        else:
+            self._folded.add(ordinal)
+            self._views.of(ordinal).copy_(leaf)
+
+    def unit_done(self, unit: int) -> None:
+        """Nothing travels before the round is over."""
+
+    def sync_gradients(self) -> None:
+        for ordinal in self._piece:
+            self._touched |= 1 << ordinal
+        if self._task.closes:
+            if self._task.counts:
+                self._views.zero_except(self._folded)
+            self._exchange(self._task.round)
+
+    def finish(self) -> int:
+        while self._done < len(self._rounds):
+            self._exchange(self._rounds[self._done])
+        self._done = 0
+        touched, self._touched = self._touched, 0
+        return touched
+
+    def _exchange(self, round: Round) -> None:
+        self._setting.comm.publish(self.buffer, "gradients")
+        for bucket in self._setting.blueprint.buckets:
+            self._reducer.reduce(bucket, self.buffer, self.offsets[bucket.index], round, "gradients")
+        self._setting.comm.release(self.buffer)
+        self._done += 1
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        yield
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert not state, state
+
+
+def offsets_of(blueprint: Blueprint) -> dict[int, int]:
+    """The byte at which each bucket starts when all stand one after the other."""
+    offsets, position = dict[int, int](), 0
+    for bucket in blueprint.buckets:
+        offsets[bucket.index] = position
+        position += bucket.num_bytes(blueprint.schedule.widest)
+    return offsets
+
+
+def _is_sum(round: Round, rank: int) -> bool:
+    return any(fold.summed for fold in round.folds if fold.source == rank)
+

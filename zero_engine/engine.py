@@ -1,0 +1,288 @@
+"""The public face: one object that trains a module at any ZeRO stage with the same bits.
+
+    engine = Engine(model, ZeroConfig(stage=2, micro_batches=8, chunk=2), optimizer=AdamW(lr=1e-3))
+    for step in range(steps):
+        for index in engine.micro_batches():
+            engine.backward(loss_of(engine.module(inputs[index]), targets[index]))
+        result = engine.step()
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zero_engine.adamw import AdamW, Optimizer
+from zero_engine.arenas import Arenas
+from zero_engine.clip import clip_factor, norm_of
+from zero_engine.comm import LedgerReport
+from zero_engine.config import ZeroConfig
+from zero_engine.digest import counts_part, hex_of, run_part
+from zero_engine.errors import ConfigError, ModelError, NonFiniteError, UsageError
+from zero_engine.flat import layout_of
+from zero_engine.group import begin_equal, comm_between, membership_of, sum_of_all
+from zero_engine.hooks import ModuleHooks
+from zero_engine.layout import Layout
+from zero_engine.mail import Mailbox, Outcome, mean_loss
+from zero_engine.pieces import Pieces
+from zero_engine.plan import Blueprint, Plan
+from zero_engine.precision import InputCast
+from zero_engine.stages import STRATEGIES
+from zero_engine.strategy import Setting, Task
+from zero_engine.trace import PhaseClock
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step found; the same on every rank, except seconds and bytes."""
+
+    loss: float  # mean over the step's micro-batches, weighted where weights were given
+    grad_norm: float  # of the mean gradient, before clipping
+    skipped: bool  # a loss or gradient was not finite: nothing was updated
+    flag: int  # the largest flag that any rank gave
+    seconds: dict[str, float]  # this rank's time by phase: forward, backward, reduce, update, gather
+    bytes: dict[str, int]  # this rank's payload bytes by "collective/purpose"
+
+
+class Engine:
+    """Trains `model` over the ranks of `group` (None: the default group, or this process alone)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ZeroConfig,
+        optimizer: Optimizer | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        member = membership_of(group)
+        self.module = model
+        self.optimizer: Optimizer = AdamW() if optimizer is None else optimizer
+        self.config = config.resolved(member.ranks)
+        self.rank, self.ranks = member.rank, member.ranks
+        self.device = _device_of(model)
+        self.layout: Layout = layout_of(model, config.units, self.optimizer)
+        self.parameters = tuple(model.get_parameter(entry.spec.name) for entry in self.layout.canonical_entries)
+        self.comm = comm_between(member, self.device, self.config)
+        with self.comm.ledger.on("construction"):
+            begin_equal(self.comm, self.layout, self.parameters, self.config.broadcast)
+            self._build()
+        self.comm.ledger.page = "evaluation"
+        self.completed_steps = 0  # steps applied or skipped
+        self._tasks: Iterator[Task] | None = None  # of the step under way
+        self._task: Task | None = None  # the micro-batch under way
+        self._last_ledger = LedgerReport({}, {})
+
+    def _build(self) -> None:
+        comm, device = self.comm, self.device
+        self._arenas = Arenas(comm, device)
+        blueprint = self._blueprint = Blueprint(
+            self.layout, self.config, self.ranks, comm.name, device.type, len(self.optimizer.moments)
+        )
+        sizes = blueprint.sizes(self.rank)
+        scratch = self._arenas.take("other", sizes.scratch)
+        self._mailbox = Mailbox(blueprint, comm, self._arenas)
+        setting = Setting(
+            blueprint, comm, self._arenas, self.optimizer, self.parameters, device, scratch, self._mailbox
+        )
+        self._strategy = STRATEGIES[self.config.stage](setting)
+        self.master = self._strategy.make_master()
+        self._synchronizer = self._strategy.make_synchronizer()
+        comm.reserve(self._arenas.take("other", sizes.staging), blueprint.slice)
+        self._clock = PhaseClock()
+        units = [self.module.get_submodule(unit.name) for unit in self.layout.units[1:]]
+        self._hooks = ModuleHooks(
+            units, self.parameters, self._strategy, self._synchronizer, Pieces(blueprint, self._arenas), self._clock
+        )
+        self._cast = InputCast(self.module, getattr(torch, self.config.compute_dtype))
+        self._buffers = _Buffers(self.module, self.config.buffers == "local" or self.ranks == 1)
+
+    @property
+    def plan(self) -> Plan:
+        """Predicted memory and traffic of every rank."""
+        return self._blueprint.plan()
+
+    def micro_batches(self) -> Iterator[int]:
+        """This rank's micro-batch numbers of the next step, in order; each needs its backward before the next.
+
+        Before each, torch's and Python's generators are seeded from (seed, step, number), so that dropout does not
+        depend on the rank. A rank may get a number twice when V does not divide evenly; the repeat does not count.
+        """
+        if self._tasks is not None:
+            raise UsageError("a step is under way: finish its micro-batches and call engine.step() first")
+        self.comm.ledger.clear()
+        self.comm.ledger.page = "step"
+        self._losses, self._weights = dict[int, Tensor](), dict[int, float]()
+        self._tasks = self._tasks_of_step()
+        for task in self._tasks:
+            self._task = task
+            self._synchronizer.begin(task)
+            self._hooks.begin()
+            self._seed(task.index)
+            self._buffers.remember()
+            self._clock.enter("forward")
+            yield task.index
+            self._clock.leave()
+            if self._task is not None:
+                raise UsageError(f"micro-batch {task.index} got no backward: call engine.backward(loss) for it")
+
+    def _tasks_of_step(self) -> Iterator[Task]:
+        for round in self._blueprint.schedule.rounds:
+            work = round.work[self.rank]
+            for place, index in enumerate(work):
+                yield Task(index, round, place == 0, place + 1 == len(work), round.sends(self.rank))
+
+    def _seed(self, index: int) -> None:
+        seed = (self.config.seed * 1_000_003 + self.completed_steps) * 1_000_003 + index
+        torch.manual_seed(seed % (1 << 63))
+        random.seed(seed)
+
+    def backward(self, loss: Tensor, last: bool = True, weight: float | None = None) -> None:
+        """Add the gradient of `loss` (a scalar) to the micro-batch under way.
+
+        `last=False`: more backward calls of this micro-batch follow. `weight`: what the loss is a sum over (tokens);
+        the step then uses the gradient of sum(losses) / sum(weights). Without it every micro-batch weighs the same.
+        """
+        task = self._task
+        if task is None:
+            raise UsageError("backward belongs inside `for index in engine.micro_batches():`, once per micro-batch")
+        if loss.numel() != 1:
+            raise UsageError(f"the loss has shape {tuple(loss.shape)}; reduce it to one number")
+        self._buffers.check()
+        self._record(task, loss.detach(), last, weight)
+        with self._clock.phase("backward"), nullcontext() if last else self._synchronizer.no_sync():
+            self._hooks.run_backward(loss, last)
+        if last:
+            with self._clock.phase("reduce"):
+                self._synchronizer.sync_gradients()
+            self._task = None
+
+    def _record(self, task: Task, loss: Tensor, last: bool, weight: float | None) -> None:
+        if task.counts:
+            index, known = task.index, self._losses.get(task.index)
+            value = loss.reshape(()).double()
+            self._losses[index] = value if known is None else known + value
+            if weight is not None:
+                self._weights[index] = self._weights.get(index, 0.0) + weight
+            elif last:
+                self._weights.setdefault(index, 1.0)
+
+    def step(self, lr: float | Sequence[float] | None = None, flag: int = 0) -> StepResult:
+        """Update the weights from all micro-batches of the step; a collective call.
+
+        `lr`: one number, one per optimizer group, or None for the optimizer's own. `flag`: a small integer; every rank
+        gets the largest.
+        """
+        lrs = self._learning_rates(lr)
+        if self._tasks is None or self._task is not None or next(self._tasks, None) is not None:
+            raise UsageError("step needs a backward for every number that engine.micro_batches() gives")
+        with self._clock.phase("reduce"):
+            touched = self._synchronizer.finish()
+            totals = self._strategy.reduce_grads()
+            losses = {index: float(loss) for index, loss in self._losses.items()}
+            outcome = self._mailbox.exchange(losses, self._weights, flag, touched)
+        weight = sum(outcome.weights)
+        norm = norm_of(outcome.block_sums, self.config.clip_norm) / weight
+        finite = math.isfinite(norm) and all(map(math.isfinite, outcome.losses))
+        if finite:
+            with self._clock.phase("update"):
+                factor = clip_factor(norm, self.config.gradient_clipping)
+                self.master.update(totals, factor / weight, lrs, outcome.touched)
+        with self._clock.phase("gather"):
+            self._strategy.gather_weights()
+            self._strategy.post_step()
+        return self._finish(outcome, norm, finite)
+
+    def _finish(self, outcome: Outcome, norm: float, finite: bool) -> StepResult:
+        self.completed_steps += 1
+        self._tasks = None
+        self._last_ledger = self.comm.ledger.report()
+        self.comm.ledger.page = "evaluation"
+        result = StepResult(
+            mean_loss(outcome), norm, not finite, outcome.flag, self._clock.take(), dict(self._last_ledger.bytes)
+        )
+        if not finite and self.config.non_finite == "stop":
+            raise NonFiniteError(self._blame(outcome))
+        return result
+
+    def _blame(self, outcome: Outcome) -> str:
+        """Which micro-batch and parameter was not finite."""
+        bad = [index for index, loss in enumerate(outcome.losses) if not math.isfinite(loss)]
+        if bad:
+            return f"step {self.completed_steps}: the loss of micro-batch {bad[0]} is {outcome.losses[bad[0]]}"
+        blocks = [run for run in self.layout.runs if run.trainable for _ in range(len(run.range) // self.layout.block)]
+        first = int(torch.nonzero(~torch.isfinite(outcome.block_sums))[0])
+        inside = first - blocks.index(blocks[first])
+        start = blocks[first].start + inside * self.layout.block
+        entry = max((e for e in self.layout.entries if e.start < start + self.layout.block), key=lambda e: e.start)
+        return f"step {self.completed_steps}: the gradient near parameter '{entry.spec.name}' is not finite"
+
+    def _learning_rates(self, lr: float | Sequence[float] | None) -> list[float]:
+        own = [each for _, each in self.optimizer.updates()]
+        if lr is None:
+            return own
+        if not isinstance(lr, Sequence):
+            return [float(lr)] * len(own)
+        if len(lr) not in (len(own), len(own) - 1):
+            raise ConfigError(f"lr has {len(lr)} numbers for {len(own) - 1} optimizer groups; give one per group")
+        return [*map(float, lr), *own[len(lr) :]]
+
+    def digest(self) -> str:
+        """16 hex digits of canonical parameters, moments and step counts; a collective call, the same on every rank."""
+        return hex_of(sum_of_all(self.comm, self.digest_part(), self.device))
+
+    def digest_part(self) -> int:
+        """This rank's part of the digest, modulo 2^64."""
+        total = counts_part(self.layout, self.master.steps, self.completed_steps) if self.rank == 0 else 0
+        for piece in self.layout.pieces(self.rank, self.ranks):
+            for kind, values in self.master.tensors(piece.run, piece.range).items():
+                total += run_part(self.layout, kind, piece.run, piece.range, values)
+        return total % (1 << 64)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes the engine owns on this rank, by category; equals `engine.plan.memory[rank]`."""
+        return self._arenas.memory()
+
+    def ledger(self, page: str = "step") -> LedgerReport:
+        """This rank's last step by "collective/purpose", or all of "construction", "evaluation", "load" or "save"."""
+        return self._last_ledger if page == "step" else self.comm.ledger.report(page)
+
+    def close(self, error: str | None = None) -> None:
+        """Take the hooks out and give transport and memory back; with `error`, waiting ranks fail with it."""
+        self._hooks.remove()
+        self._cast.remove()
+        self.comm.close(error)
+
+
+class _Buffers:
+    """Sees whether training forward changes a buffer (BatchNorm), which would depend on the number of ranks."""
+
+    def __init__(self, module: nn.Module, allowed: bool) -> None:
+        self._buffers = {} if allowed else dict(module.named_buffers())
+        self._versions: dict[str, int] = {}
+
+    def remember(self) -> None:
+        """Before forward."""
+        self._versions = {name: buffer._version for name, buffer in self._buffers.items()}
+
+    def check(self) -> None:
+        """After forward. Raises ModelError naming the buffer."""
+        for name, buffer in self._buffers.items():
+            if buffer._version != self._versions[name]:
+                raise ModelError(
+                    f"training changes buffer '{name}', so its value would depend on the number of ranks; use another "
+                    'module (GroupNorm), or buffers="local" to give up equal bits'
+                )
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        raise ModelError(f"parameters stand on {sorted(map(str, devices))}; move the model to one device first")
+    return devices.pop() if devices else torch.device("cpu")

@@ -1,0 +1,106 @@
+"""Who trains together: the group, this rank's place in it, the transport between its ranks, and equal beginnings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zero_engine import comm_shm
+from zero_engine.comm import Comm, Gather
+from zero_engine.comm_group import GroupComm
+from zero_engine.config import ZeroConfig
+from zero_engine.digest import tensor_part
+from zero_engine.errors import ConfigError, DivergedError, UsageError
+from zero_engine.layout import Layout, Range
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A process group seen from one rank. Without torch.distributed: a group of one."""
+
+    group: dist.ProcessGroup | None
+    rank: int
+    ranks: int
+
+
+def membership_of(group: dist.ProcessGroup | None) -> Membership:
+    """Raises UsageError where a launcher promised more ranks than have met."""
+    if dist.is_available() and dist.is_initialized():
+        return Membership(group, dist.get_rank(group), dist.get_world_size(group))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("WORLD_SIZE is above 1 but no process group exists; call torch.distributed.init_process_group")
+    return Membership(None, 0, 1)
+
+
+def comm_between(member: Membership, device: torch.device, config: ZeroConfig) -> Comm:
+    """The transport that `config.transport` asks for; "auto" is shared memory where all ranks can share it."""
+    if member.ranks == 1 or config.transport == "group" or device.type != "cpu":
+        if config.transport == "shared" and member.ranks > 1:
+            raise ConfigError(f"transport 'shared' needs CPU ranks, this one is on {device}; use 'auto'")
+        return GroupComm(member.group, member.rank, member.ranks, device)
+    shared = comm_shm.connect(member.group, member.rank, member.ranks)
+    if shared is None and config.transport == "shared":
+        raise ConfigError("transport 'shared' needs all ranks on one machine and of one user; use 'auto'")
+    return shared or GroupComm(member.group, member.rank, member.ranks, device)
+
+
+def begin_equal(comm: Comm, layout: Layout, parameters: Sequence[nn.Parameter], broadcast: bool) -> None:
+    """Compare the initial weights of all ranks, or send rank 0's. Raises DivergedError naming the first difference."""
+    entries = layout.canonical_entries
+    if broadcast:
+        _broadcast(comm, parameters)
+    own = [int(layout.fingerprint[:12], 16)]
+    own += [tensor_part("initial", 0, parameters[entry.ordinal].detach().reshape(-1)) for entry in entries]
+    signed = torch.tensor([value - (1 << 64) if value >= 1 << 63 else value for value in own], dtype=torch.int64)
+    rows = _tell_all(comm, signed.to(parameters[0].device) if parameters else signed)
+    if any(not torch.equal(row[:1], rows[0][:1]) for row in rows):
+        raise DivergedError("the ranks built different models: names, shapes, dtypes, groups or units differ")
+    for rank, row in enumerate(rows):
+        for entry, same in zip(entries, (row[1:] == rows[0][1:]).tolist(), strict=True):
+            if not same:
+                raise DivergedError(
+                    f"parameter '{entry.spec.name}' differs between rank 0 and rank {rank} before the first step; "
+                    "seed all ranks alike before building the model, or use broadcast=True"
+                )
+
+
+def _tell_all(comm: Comm, values: torch.Tensor) -> list[torch.Tensor]:
+    """Everybody's `values` (1-D int64, equal lengths), rank by rank."""
+    size = 8 * values.numel()
+    buffer = comm.allocate("tell", [size] * comm.ranks)
+    buffer.local.copy_(values.view(torch.uint8))
+    target = torch.empty(size * comm.ranks, dtype=torch.uint8, device=values.device)
+    comm.publish(buffer, "comparing initial weights")
+    places = tuple(Range(rank * size, (rank + 1) * size) for rank in range(comm.ranks))
+    comm.gather(buffer, Gather((Range(0, size),) * comm.ranks, places, "initial weights"), target, "compare")
+    comm.release(buffer)
+    comm.reclaim(buffer)
+    return [target[place.start : place.stop].view(torch.int64).cpu() for place in places]
+
+
+def _broadcast(comm: Comm, parameters: Sequence[nn.Parameter]) -> None:
+    for parameter in parameters:
+        data = parameter.data.contiguous()
+        size = data.numel() * data.element_size()
+        sources = (Range(0, size), *[Range(0, 0)] * (comm.ranks - 1))
+        buffer = comm.allocate("broadcast", [len(part) for part in sources])
+        if comm.rank == 0:
+            buffer.local.copy_(data.reshape(-1).view(torch.uint8))
+        target = torch.empty(size, dtype=torch.uint8, device=data.device)
+        comm.publish(buffer, "broadcast")
+        comm.gather(buffer, Gather(sources, sources, "broadcast"), target, "broadcast")
+        comm.release(buffer)
+        comm.reclaim(buffer)
+        parameter.data.copy_(target.view(data.dtype).view(data.shape))
+
+
+def sum_of_all(comm: Comm, value: int, device: torch.device) -> int:
+    """The sum over ranks of an unsigned 64-bit number, modulo 2^64."""
+    signed = value - (1 << 64) if value >= 1 << 63 else value
+    rows = _tell_all(comm, torch.tensor([signed], dtype=torch.int64, device=device))
+    return sum(int(row.item()) for row in rows) % (1 << 64)

@@ -1,0 +1,139 @@
+"""From module and autograd events to the strategy's windows and the synchroniser's leaves.
+
+One hook per trainable tensor, three per unit, and nothing else grows with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zero_engine.errors import UsageError
+from zero_engine.pieces import Pieces
+from zero_engine.strategy import GradientSynchronizer, ShardingStrategy
+from zero_engine.trace import PhaseClock
+from zero_engine.windows import BackwardOrder
+
+
+class ModuleHooks:
+    """Watches one model while its engine lives."""
+
+    def __init__(
+        self,
+        units: Sequence[nn.Module],  # units 1, 2, ... of the layout
+        parameters: Sequence[nn.Parameter],  # by number
+        strategy: ShardingStrategy,
+        synchronizer: GradientSynchronizer,
+        pieces: Pieces,
+        clock: PhaseClock,
+    ) -> None:
+        self._strategy, self._synchronizer, self._clock, self._pieces = strategy, synchronizer, clock, pieces
+        self._order = BackwardOrder(len(units))
+        self._training = False  # inside a micro-batch of a step
+        self._backward_unit: int | None = None  # the unit whose backward runs; None outside of backward
+        self._handles: list[Any] = []
+        for number, module in enumerate(units, start=1):
+            self._handles += [
+                module.register_forward_pre_hook(self._before_forward(number)),
+                module.register_forward_hook(self._after_forward(number), always_call=True),
+            ]
+        for ordinal, parameter in enumerate(parameters):
+            if parameter.requires_grad:
+                register: Any = parameter.register_post_accumulate_grad_hook
+                self._handles.append(register(self._leaf(ordinal)))
+
+    def begin(self) -> None:
+        """A micro-batch starts."""
+        self._order.clear()
+        self._training = True
+
+    def run_backward(self, loss: Tensor, last: bool) -> None:
+        """One backward call; after the micro-batch's last one every unit is finished."""
+        self._pieces.open = self._pieces.open or not last
+        self._backward_unit = 0
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._backward_unit = None
+        if last:
+            for unit in (*self._order.rest(), 0):
+                self._finish(unit)
+            self._pieces.close()
+            self._training = False
+
+    def make_room(self, unit: int) -> None:
+        """The unit's bucket is needed for another: its turn comes now."""
+        for number in self._order.force(unit):
+            self._finish(number)
+
+    def _finish(self, unit: int) -> None:
+        for ordinal, piece in self._pieces.drain(unit):
+            self._synchronizer.accept(ordinal, piece)
+        with self._clock.phase("reduce"):
+            self._synchronizer.unit_done(unit)
+
+    def _before_forward(self, unit: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            with self._clock.phase("gather"):
+                self._strategy.before_forward(unit)
+
+        return hook
+
+    def _after_forward(self, unit: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            recomputed = self._backward_unit == unit
+            if not recomputed:
+                self._strategy.after_forward(unit)
+            if not (self._training and torch.is_grad_enabled()) or recomputed:
+                return
+            tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            if tensors:
+                call = self._order.record(unit)
+                for tensor in tensors:
+                    tensor.register_hook(self._before_backward(unit, call))  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _before_backward(self, unit: int, call: int) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            if not self._pieces.open:
+                for number in self._order.reach(call):
+                    self._finish(number)
+            self._backward_unit = unit
+            with self._clock.phase("gather"):
+                self._strategy.before_backward(unit)
+
+        return hook
+
+    def _leaf(self, ordinal: int) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            leaf, parameter.grad = parameter.grad, None
+            if not self._training:
+                raise UsageError("a gradient arrived outside of a micro-batch: call engine.backward, not loss.backward")
+            assert leaf is not None
+            target = self._pieces if self._pieces.open else self._synchronizer
+            target.accept(ordinal, leaf)
+
+        return hook
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Tensors in nested tuples, lists, dicts and objects with attributes."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type):
+        yield from tensors_in(list(vars(value).values()))

@@ -1,0 +1,140 @@
+"""fp32 master weights, moments and step counts of what a rank updates, and the update itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zero_engine.adamw import Optimizer
+from zero_engine.arenas import Arenas
+from zero_engine.flat import write_values
+from zero_engine.layout import Entry, Piece, Range
+from zero_engine.plan import Blueprint
+
+
+@dataclass(frozen=True)
+class Span:
+    """Neighbouring parameters of one piece that take the same update: same group, same step count."""
+
+    piece: int
+    start: int  # elements from the start of the piece
+    stop: int
+    ordinal: int  # one of its parameters
+
+
+class Master:
+    """The states of `pieces`: at stage 0 of everything, else of what this rank owns.
+
+    Where compute weights are fp32 they are the master weights; elsewhere a master is kept and cast down after
+    the update.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        pieces: Sequence[Piece],
+        compute: Callable[[Piece], Tensor],  # 1-D view of a piece's compute weights
+        arenas: Arenas,
+        optimizer: Optimizer,
+        scratch: Tensor,  # 1-D fp32, one stride
+    ) -> None:
+        self._blueprint, self._updates = blueprint, optimizer.updates()
+        self.all_pieces = tuple(pieces)
+        self.pieces = tuple(piece for piece in pieces if piece.local is not None)
+        self._compute = {piece: compute(piece) for piece in pieces}
+        self._weights = {piece: self._compute[piece] for piece in self.pieces if not blueprint.has_master(piece.run)}
+        self._keep_masters(arenas)
+        elements = sum(len(piece.range) for piece in self.pieces)
+        self.moments = {
+            name: arenas.take("moments", 4 * elements).view(torch.float32).zero_() for name in optimizer.moments
+        }
+        self.steps = [0] * len(blueprint.layout.entries)  # updates applied, by parameter number; the same on every rank
+        self._spans: tuple[int, list[Span]] = (-1, [])
+        self._scratch = scratch
+
+    def _keep_masters(self, arenas: Arenas) -> None:
+        kept = [piece for piece in self.pieces if self._blueprint.has_master(piece.run)]
+        memory = arenas.take("master", 4 * sum(len(piece.range) for piece in kept)).view(torch.float32)
+        start = 0
+        for piece in kept:
+            self._weights[piece] = memory[start : start + len(piece.range)]
+            start += len(piece.range)
+
+    def fill(self, value_of: Callable[[Entry], Tensor]) -> None:
+        """Take masters from `value_of` (each parameter as the model was built), before anything is rounded."""
+        for piece in self.pieces:
+            if self._blueprint.has_master(piece.run):
+                write_values(self._blueprint.layout, piece.run, piece.range, self._weights[piece], value_of)
+
+    def refresh_compute(self) -> None:
+        """Cast every master weight down: after masters were written from outside."""
+        for piece in self.pieces:
+            if self._blueprint.has_master(piece.run):
+                self._compute[piece].copy_(self._weights[piece])
+
+    def tensors(self, run: int, part: Range) -> dict[str, Tensor]:
+        """Views of the state of flat elements `part` of `run`: "parameter" (fp32 master; a frozen run's own dtype),
+        and each moment (fp32) where trainable. Writing to them changes the state; then call `refresh_compute`.
+        """
+        piece = next(item for item in self.all_pieces if item.run == run and len(item.range.meet(part)) == len(part))
+        near = slice(part.start - piece.range.start, part.stop - piece.range.start)
+        if piece.local is None:
+            return {"parameter": self._compute[piece][near]}
+        own = slice(piece.local + near.start, piece.local + near.stop)
+        return {"parameter": self._weights[piece][near], **{name: all_[own] for name, all_ in self.moments.items()}}
+
+    def update(
+        self, totals: Callable[[Piece, Range], Tensor], scale: float, lrs: Sequence[float], touched: int
+    ) -> None:
+        """One optimizer step. `totals`: a piece and elements counted from its start -> their 1-D fp32 sums.
+
+        `scale` multiplies the sums once, in fp32; `touched` has a bit per parameter, the others stay as they are.
+        """
+        for span in self._spans_of(touched):
+            piece = self.pieces[span.piece]
+            group = self._blueprint.layout.runs[piece.run].group
+            assert piece.local is not None
+            for start in range(span.start, span.stop, self._blueprint.stride):
+                part = Range(start, min(start + self._blueprint.stride, span.stop))
+                own = slice(piece.local + part.start, piece.local + part.stop)
+                moments = [tensor[own] for tensor in self.moments.values()]
+                weight = self._weights[piece][part.start : part.stop]
+                gradient = torch.mul(totals(piece, part), scale, out=self._scratch[: len(part)])
+                self._updates[group][0](weight, gradient, moments, self.steps[span.ordinal] + 1, lrs[group])
+                if self._blueprint.has_master(piece.run):
+                    self._compute[piece][part.start : part.stop].copy_(weight)
+        for entry in self._blueprint.layout.entries:
+            self.steps[entry.ordinal] += touched >> entry.ordinal & 1
+
+    def _spans_of(self, touched: int) -> list[Span]:
+        """Spans for a set of touched parameters. Valid while the same set comes again: counts move together."""
+        if self._spans[0] != touched:
+            self._spans = (touched, list(self._cut_spans(touched)))
+        return self._spans[1]
+
+    def _cut_spans(self, touched: int) -> list[Span]:
+        spans = list[Span]()
+        for number, piece in enumerate(self.pieces):
+            entries = [entry for entry in self._blueprint.layout.entries_of(piece.unit) if entry.run == piece.run]
+            ends = [entry.start for entry in entries[1:]] + [self._blueprint.layout.runs[piece.run].stop]
+            for entry, end in zip(entries, ends, strict=True):
+                part = Range(entry.start, end).meet(piece.range)
+                if not len(part) or not touched >> entry.ordinal & 1:
+                    continue
+                start, stop = part.start - piece.range.start, part.stop - piece.range.start
+                last = spans[-1] if spans else None
+                if last and (last.piece, last.stop) == (number, start) and self._same_count(last, entry.ordinal):
+                    spans[-1] = Span(number, last.start, stop, last.ordinal)
+                else:
+                    spans.append(Span(number, start, stop, entry.ordinal))
+        return spans
+
+    def _same_count(self, span: Span, ordinal: int) -> bool:
+        return self.steps[span.ordinal] == self.steps[ordinal]
+
+    def forget_spans(self) -> None:
+        """Step counts were written from outside."""
+        self._spans = (-1, [])

@@ -1,0 +1,161 @@
+"""The owner's side of an exchange: pieces arrive, and are folded in the one order (`fold.py`) into totals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from zero_engine.buckets import Bucket, Segment
+from zero_engine.clip import block_sums
+from zero_engine.comm import Buffer, Comm, Exchange
+from zero_engine.fold import Fold, Round
+from zero_engine.layout import Piece, Range
+from zero_engine.plan import Blueprint
+from zero_engine.strategy import Setting
+
+
+class Sums(Protocol):
+    """fp32 sums of the elements this rank owns."""
+
+    def of(self, bucket: Bucket, segment: Segment, part: Range) -> Tensor:
+        """1-D fp32 view of elements `part` of `bucket`, which lie in `segment`."""
+
+    def piece(self, piece: Piece, part: Range) -> Tensor:
+        """The same by piece: `part` counts from the start of the piece."""
+
+
+class ShardSums:
+    """Back to back in the order of the rank's pieces: the small form."""
+
+    def __init__(self, data: Tensor) -> None:
+        self.flat = data.view(torch.float32)
+
+    def of(self, bucket: Bucket, segment: Segment, part: Range) -> Tensor:
+        start = segment.local + part.start - segment.bucket.start
+        return self.flat[start : start + len(part)]
+
+    def piece(self, piece: Piece, part: Range) -> Tensor:
+        assert piece.local is not None
+        return self.flat[piece.local + part.start : piece.local + part.stop]
+
+
+class BucketSums:
+    """In the shape of all buckets, this rank's part filled: so that stage 0 can gather the rest around it."""
+
+    def __init__(self, blueprint: Blueprint, data: Tensor) -> None:
+        self._data = data
+        self.offsets, position = dict[int, int](), 0  # first byte by bucket number
+        self._runs: dict[int, int] = {}  # first byte by run, less that of the run's first flat element
+        for bucket in blueprint.buckets:
+            self.offsets[bucket.index] = position
+            for run, offset in bucket.offsets:
+                self._runs[run] = position + 4 * (offset - blueprint.layout.runs[run].start)
+            position += 4 * bucket.length
+
+    def of(self, bucket: Bucket, segment: Segment, part: Range) -> Tensor:
+        start = self.offsets[bucket.index]
+        return self._data[start + 4 * part.start : start + 4 * part.stop].view(torch.float32)
+
+    def piece(self, piece: Piece, part: Range) -> Tensor:
+        start = self._runs[piece.run] + 4 * piece.range.start
+        return self._data[start + 4 * part.start : start + 4 * part.stop].view(torch.float32)
+
+
+class Reducer:
+    """Exchanges one bucket and folds what arrives, a stride at a time so that it stays in cache.
+
+    When a bucket's last round is folded, the block sums of the result are taken while it is still warm.
+    """
+
+    def __init__(
+        self, blueprint: Blueprint, comm: Comm, totals: Sums, chunks: ShardSums | None, scratch: Tensor, norms: Tensor
+    ) -> None:
+        self._blueprint, self._comm, self._totals, self._chunks = blueprint, comm, totals, chunks
+        stride = self._stride = blueprint.stride
+        self._spare_total = scratch[: 4 * stride].view(torch.float32)
+        self._spare_chunk = scratch[4 * stride : 8 * stride].view(torch.float32)
+        self._doubles = scratch[8 * stride :].view(torch.float64)
+        self._norms = norms  # 1-D fp64, one per block this rank owns
+
+    def reduce(self, bucket: Bucket, buffer: Buffer, offset: int, round: Round, label: str) -> None:
+        """Exchange `bucket`, which everybody published at byte `offset` of `buffer`, and fold it."""
+        last = round is self._blueprint.schedule.rounds[-1]
+        request = Exchange(offset, bucket.owners, self._dtypes(bucket, round), label)
+        for part, pieces in self._comm.exchange(buffer, request, "gradients"):
+            for segment in bucket.segments[self._comm.rank]:
+                common = part.meet(segment.bucket)
+                for start in range(common.start, common.stop, self._stride):
+                    here = Range(start, min(start + self._stride, common.stop))
+                    near = Range(here.start - part.start, here.stop - part.start)
+                    self._fold(bucket, segment, here, [_cut(piece, near) for piece in pieces], round.folds, last)
+
+    def _dtypes(self, bucket: Bucket, round: Round) -> tuple[str | None, ...]:
+        made: list[str | None] = [None] * self._blueprint.ranks
+        for fold in round.folds:
+            made[fold.source] = "float32" if fold.summed else bucket.dtype
+        return tuple(made)
+
+    def _fold(
+        self,
+        bucket: Bucket,
+        segment: Segment,
+        part: Range,
+        pieces: Sequence[Tensor | None],
+        folds: tuple[Fold, ...],
+        last: bool,
+    ) -> None:
+        kept = self._totals.of(bucket, segment, part)
+        chunks = self._spare_chunk[: len(part)] if self._chunks is None else self._chunks.of(bucket, segment, part)
+        total: Tensor = self._spare_total[: len(part)] if self._blueprint.in_place and len(folds) > 2 else kept
+        result = fold_pieces(pieces, folds, chunks, kept if self._blueprint.schedule.carries_total else total, total)
+        if result.data_ptr() != kept.data_ptr():
+            kept.copy_(result)
+        if last:
+            first = (segment.local + part.start - segment.bucket.start) // self._blueprint.layout.block
+            sums = self._norms[first : first + len(part) // self._blueprint.layout.block]
+            block_sums(kept, self._blueprint.layout.block, self._blueprint.config.clip_norm, self._doubles, sums)
+
+
+def fold_pieces(
+    pieces: Sequence[Tensor | None], folds: Sequence[Fold], chunk_space: Tensor, total: Tensor, total_space: Tensor
+) -> Tensor:
+    """Fold the pieces of one round; returns the new total, in `total_space` or one of the inputs.
+
+    `chunk_space` holds the open chunk's sum between rounds, `total` the total so far. A single fp32 piece stands for a
+    sum without being copied; narrower pieces are widened first.
+    """
+    chunk = chunk_space
+    for fold in folds:
+        piece = pieces[fold.source]
+        assert piece is not None, fold
+        if not fold.opens:
+            chunk = torch.add(chunk, piece, out=chunk_space)
+        elif piece.dtype == torch.float32:
+            chunk = piece
+        else:
+            chunk = chunk_space.copy_(piece)
+        if fold.closes:
+            started = fold.first
+            total = _started(chunk, total_space, chunk_space) if started else torch.add(total, chunk, out=total_space)
+    if not folds[-1].closes and chunk.data_ptr() != chunk_space.data_ptr():
+        chunk_space.copy_(chunk)
+    return total
+
+
+def _started(chunk: Tensor, total_space: Tensor, chunk_space: Tensor) -> Tensor:
+    """The first chunk sum as a total; moved out of the space that the next chunk will use."""
+    return total_space.copy_(chunk) if chunk.data_ptr() == chunk_space.data_ptr() else chunk
+
+
+def _cut(piece: Tensor | None, part: Range) -> Tensor | None:
+    return None if piece is None else piece[part.start : part.stop]
+
+
+def reducer_of(setting: Setting, totals: Sums) -> Reducer:
+    """The reducer of a strategy that folds into `totals`, with a chunk sum where one stays open between rounds."""
+    size = setting.sizes.chunk_sums
+    chunks = ShardSums(setting.arenas.take("sums", size)) if size else None
+    return Reducer(setting.blueprint, setting.comm, totals, chunks, setting.scratch, setting.mailbox.block_sums)

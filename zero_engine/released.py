@@ -1,0 +1,53 @@
+"""Parameters whose weights are elsewhere: they keep name, shape and identity, and raise when their values are used.
+
+Note: why the class changes and not the object. Optimizers, ties and hooks hold the Parameter itself, so it must stay
+the same object; Python decides what an operation on it does by its class. `torch.nn.UninitializedParameter` becomes a
+`Parameter` in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from zero_engine.errors import UsageError
+
+_FACTS = "shape dtype device requires_grad grad is_leaf layout ndim is_sparse is_quantized is_meta grad_fn itemsize"
+_CALLS = "size numel dim element_size is_floating_point is_complex __len__ __hash__ register_hook"
+_KEEP_WORKING: set[Any] = {
+    *(getattr(torch.Tensor, name).__get__ for name in (*_FACTS.split(), "nbytes", "is_cuda", "_backward_hooks")),
+    *(getattr(torch.Tensor, name).__set__ for name in ("requires_grad", "grad")),
+    *(getattr(torch.Tensor, name) for name in (*_CALLS.split(), "register_post_accumulate_grad_hook")),
+}
+
+
+class ReleasedParameter(nn.Parameter):
+    """A parameter outside its window."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _KEEP_WORKING:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise UsageError(
+            f"{getattr(func, '__name__', func)}: the weights of this parameter are sharded and not gathered here "
+            "(ZeRO stage 3). Use them inside the unit's forward, or read them with engine.full_state_dict()"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"ReleasedParameter(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def release(parameters: Iterable[nn.Parameter]) -> None:
+    """Close the window."""
+    for parameter in parameters:
+        parameter.__class__ = ReleasedParameter
+
+
+def restore(parameters: Iterable[nn.Parameter]) -> None:
+    """Open the window."""
+    for parameter in parameters:
+        parameter.__class__ = nn.Parameter

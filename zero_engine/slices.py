@@ -1,0 +1,59 @@
+"""Gradients as views into buckets: where each parameter's leaf is written, and what must be zero around it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from zero_engine.buckets import Bucket
+from zero_engine.flat import gaps_of
+from zero_engine.plan import Blueprint
+
+
+class BucketViews:
+    """The trainable parameters of some buckets inside one byte tensor."""
+
+    def __init__(self, blueprint: Blueprint, data: Tensor, offsets: dict[int, int], summed: bool) -> None:
+        self._views: dict[int, Tensor] = {}
+        self._gaps: list[Tensor] = []
+        self._names: dict[int, str] = {}
+        for bucket in blueprint.buckets:
+            if bucket.index in offsets:
+                dtype = dtype_of(bucket, summed)
+                start = offsets[bucket.index]
+                self._add(blueprint, bucket, data[start : start + bucket.length * dtype.itemsize].view(dtype))
+
+    def _add(self, blueprint: Blueprint, bucket: Bucket, flat: Tensor) -> None:
+        layout = blueprint.layout
+        for run, offset in bucket.offsets:
+            for entry in layout.entries_of(bucket.unit):
+                if entry.run == run:
+                    start = offset + entry.start - layout.runs[run].start
+                    self._views[entry.ordinal] = flat[start : start + entry.spec.numel].view(entry.spec.shape)
+                    self._names[entry.ordinal] = entry.spec.name
+            self._gaps += [flat[offset + start : offset + stop] for start, stop in gaps_of(layout, run)]
+
+    def of(self, ordinal: int) -> Tensor:
+        """Where the leaf of parameter number `ordinal` goes, in the parameter's shape."""
+        return self._views[ordinal]
+
+    def name(self, ordinal: int) -> str:
+        """The parameter's name."""
+        return self._names[ordinal]
+
+    def zero_except(self, written: Collection[int]) -> None:
+        """Zero the padding and every parameter that is not in `written`."""
+        for gap in self._gaps:
+            gap.zero_()
+        for ordinal, view in self._views.items():
+            if ordinal not in written:
+                view.zero_()
+
+
+def dtype_of(bucket: Bucket, summed: bool) -> torch.dtype:
+    """The dtype in which a bucket's piece stands: fp32 for a sum, else that of a leaf."""
+    dtype = torch.float32 if summed else getattr(torch, bucket.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,142 @@
+"""Stage 2 (P_os+g): gradients are sharded too. A unit's gradients travel as soon as its backward is over.
+
+The strategy takes over gradient synchronisation: a unit's bucket is taken from the pool when its first leaf arrives,
+exchanged and folded by the owners when the unit is done, and given back. Only the owned part of the sums is kept.
+
+    unit_done        exchange pieces -> fold own part, per unit and micro-batch    V/N x (N-1)/N P
+    gather_weights   as stage 1                                                    (N-1)/N P
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from zero_engine.comm import Buffer
+from zero_engine.errors import UsageError
+from zero_engine.reduce import ShardSums, reducer_of
+from zero_engine.slices import BucketViews
+from zero_engine.stage1 import ShardedStates
+from zero_engine.strategy import GradientSynchronizer, Setting, Task
+from zero_engine.windows import slot_of
+
+
+class ShardedGradients(ShardedStates):
+    """Weights of everything; masters, moments and sums of the owned part; gradients of a unit at a time."""
+
+    def make_synchronizer(self) -> GradientSynchronizer:
+        setting, blueprint = self._setting, self._setting.blueprint
+        self._pool = BucketPool(setting)
+        self._totals = ShardSums(setting.arenas.take("sums", setting.sizes.total_sums))
+        self._reducer = reducer_of(setting, self._totals)
+        self._unit_of = {e.ordinal: blueprint.layout.runs[e.run].unit for e in blueprint.layout.entries}
+        self._sent: set[int] = set()  # units whose piece of this micro-batch has travelled
+        self._touched = 0
+        return self
+
+    def begin(self, task: Task) -> None:
+        self._task = task
+        self._sent.clear()
+
+    def accept(self, ordinal: int, leaf: Tensor) -> None:
+        unit = self._unit_of[ordinal]
+        if unit in self._sent:
+            raise UsageError(
+                f"a gradient of '{self._setting.name_of(ordinal)}' came after its unit was finished; with "
+                "torch.utils.checkpoint, pass use_reentrant=False"
+            )
+        self._pool.open(unit)
+        if self._task.counts:
+            self._touched |= 1 << ordinal
+            self._pool.write(unit, ordinal, leaf)
+
+    def unit_done(self, unit: int) -> None:
+        comm, blueprint, buffer = self._setting.comm, self._setting.blueprint, self._pool.open(unit)
+        self._sent.add(unit)
+        if buffer is None:
+            return
+        if self._task.counts:
+            self._pool.complete(unit)
+        label = f"gradients of {blueprint.layout.units[unit].name or 'the root unit'}"
+        comm.publish(buffer, label)
+        for bucket in blueprint.buckets_in(unit):
+            self._reducer.reduce(bucket, buffer, self._pool.offset(bucket.index), self._task.round, label)
+        comm.release(buffer)
+        self._pool.close(unit)
+
+    def sync_gradients(self) -> None:
+        """Every unit has travelled by itself."""
+
+    def finish(self) -> int:
+        touched, self._touched = self._touched, 0
+        return touched
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        yield
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert not state, state
+
+
+class BucketPool:
+    """A standing bucket for the root unit, whose gradients come first and last, and two for all the others."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._comm, blueprint = setting.comm, setting.blueprint
+        self.make_room: Callable[[int], None] = lambda unit: None  # finish a unit whose bucket is needed
+        root = setting.arenas.share("buckets", "root-bucket", setting.sizes_of_all(lambda sizes: sizes.root_bucket))
+        pool = [
+            setting.arenas.share("buckets", f"bucket-{number}", setting.sizes_of_all(lambda sizes: sizes.pool_bucket))
+            for number in range(setting.sizes.num_pool_buckets)
+        ]
+        self._offsets: dict[int, int] = {}
+        self._buffers: dict[int, Buffer] = {}
+        self._views: dict[int, BucketViews] = {}
+        for unit in blueprint.layout.units:
+            offsets, position = dict[int, int](), 0
+            for bucket in blueprint.buckets_in(unit.index):
+                offsets[bucket.index] = position
+                position += bucket.num_bytes(blueprint.schedule.widest)
+            if offsets:
+                buffer = self._buffers[unit.index] = pool[slot_of(unit.index)] if unit.index else root
+                self._views[unit.index] = BucketViews(blueprint, buffer.local, offsets, blueprint.schedule.widest)
+                self._offsets |= offsets
+        self._written: dict[int, set[int]] = {}  # by open unit: parameters with a leaf
+
+    def offset(self, bucket: int) -> int:
+        """The byte at which a bucket starts in its buffer."""
+        return self._offsets[bucket]
+
+    def open(self, unit: int) -> Buffer | None:
+        """The unit's buffer, taken if it was not; None for a unit without gradients."""
+        buffer = self._buffers.get(unit)
+        if buffer is not None and unit not in self._written:
+            for other in [other for other in self._written if self._buffers[other] is buffer]:
+                self.make_room(other)
+            self._comm.reclaim(buffer)
+            self._written[unit] = set()
+        return buffer
+
+    def write(self, unit: int, ordinal: int, leaf: Tensor) -> None:
+        """Copy a leaf in; a second one of the same parameter is added."""
+        view = self._views[unit].of(ordinal)
+        if ordinal in self._written[unit]:
+            view.add_(leaf)
+        else:
+            self._written[unit].add(ordinal)
+            view.copy_(leaf)
+
+    def complete(self, unit: int) -> None:
+        """Zero what got no leaf, and the padding, where another unit's gradients may have stood."""
+        self._views[unit].zero_except(self._written[unit])
+
+    def close(self, unit: int) -> None:
+        """The bucket is free for the next unit."""
+        del self._written[unit]

@@ -1,0 +1,127 @@
+"""Stage 3 (P_os+g+p): weights are sharded too. A unit's weights are gathered for its forward and for its backward.
+
+    before_forward   gather the unit into its slot, unless it is still there       (N-1)/N P
+    after_forward    the slot may be taken by the unit after the next
+    before_backward  gather again, unless it is still there                        (N-1)/N P
+    unit_done        as stage 2                                                    (N-1)/N P
+    gather_weights   the root unit comes back, it stays gathered for the whole step
+
+Outside its window a unit's parameters raise when they are used (`released.py`); their shapes and names keep working.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from zero_engine.comm import Buffer, Gather
+from zero_engine.errors import UsageError
+from zero_engine.flat import Storage, compute_dtype, write_values
+from zero_engine.layout import Piece, Range
+from zero_engine.master import Master
+from zero_engine.released import release, restore
+from zero_engine.stage2 import ShardedGradients
+from zero_engine.strategy import Task, Totals
+from zero_engine.windows import SlotTable, slot_of
+
+
+class ShardedParameters(ShardedGradients):
+    """Everything is sharded; two slots hold the units in use, a third the root unit."""
+
+    def make_master(self) -> Master:
+        setting, layout = self._setting, self._setting.blueprint.layout
+        self._shards: Buffer = setting.arenas.share(
+            "parameters", "shards", setting.sizes_of_all(lambda sizes: sizes.parameters)
+        )
+        self._pieces = layout.pieces(setting.rank, setting.blueprint.ranks)
+        for piece in self._pieces:
+            write_values(layout, piece.run, piece.range, self._own(piece), setting.initial)
+        scratch = setting.scratch[: 4 * setting.blueprint.stride].view(torch.float32)
+        master = Master(setting.blueprint, self._pieces, self._own, setting.arenas, setting.optimizer, scratch)
+        master.fill(setting.initial)
+        self._make_slots()
+        setting.comm.publish(self._shards, "weights")
+        self._gather(0)
+        return master
+
+    def _make_slots(self) -> None:
+        """Slots, with every parameter a view into its slot for ever."""
+        setting, sizes, units = self._setting, self._setting.sizes, self._setting.blueprint.layout.units
+        root = setting.arenas.take("slots", sizes.root_slot)
+        self._slots = [setting.arenas.take("slots", sizes.slot) for _ in range(sizes.num_slots)]
+        self._table, self._inside = SlotTable(), list[int]()
+        self._targets = [root, *(self._slots[slot_of(unit.index)] for unit in units[1:])]
+        self._gathers = [self._gather_of(unit.index) for unit in units]
+        for unit in units:
+            Storage(setting.blueprint, range(unit.index, unit.index + 1), self._targets[unit.index]).attach(
+                setting.parameters
+            )
+        for unit in units[1:]:
+            release(self._parameters_of(unit.index))
+
+    def before_forward(self, unit: int) -> None:
+        self._enter(unit)
+        self._inside.append(unit)
+
+    def after_forward(self, unit: int) -> None:
+        self._inside.remove(unit)
+        release(self._parameters_of(unit))
+
+    def before_backward(self, unit: int) -> None:
+        self._enter(unit)
+
+    def unit_done(self, unit: int) -> None:
+        super().unit_done(unit)
+        if unit:
+            release(self._parameters_of(unit))
+
+    def begin(self, task: Task) -> None:
+        super().begin(task)
+        if task.opens and task.round is self._setting.blueprint.schedule.rounds[0]:
+            self._table.forget()  # what an evaluation left in the slots is not counted on
+
+    def reduce_grads(self) -> Totals:
+        self._setting.comm.release(self._shards)
+        self._setting.comm.reclaim(self._shards)
+        return self._totals.piece
+
+    def gather_weights(self) -> None:
+        self._setting.comm.publish(self._shards, "weights")
+        self._gather(0)
+
+    def post_step(self) -> None:
+        self._table.forget()
+
+    def _enter(self, unit: int) -> None:
+        other = next((other for other in self._inside if slot_of(other) == slot_of(unit) and other != unit), None)
+        if other is not None:
+            names = [self._setting.blueprint.layout.units[number].name for number in (other, unit)]
+            raise UsageError(f"unit '{names[1]}' runs inside unit '{names[0]}'; make one of them a unit, not both")
+        if self._table.enter(unit):
+            self._gather(unit)
+        restore(self._parameters_of(unit))
+
+    def _gather(self, unit: int) -> None:
+        self._setting.comm.gather(self._shards, self._gathers[unit], self._targets[unit], "parameters")
+
+    def _gather_of(self, unit: int) -> Gather:
+        blueprint = self._setting.blueprint
+        sources, targets, position = list[Range](), list[Range](), 0
+        for rank in range(blueprint.ranks):
+            start = sum(blueprint.own_bytes(earlier, rank) for earlier in range(unit))
+            size = blueprint.own_bytes(unit, rank)
+            sources.append(Range(start, start + size))
+            targets.append(Range(position, position + size))
+            position += size
+        return Gather(tuple(sources), tuple(targets), f"weights of {blueprint.layout.units[unit].name or 'root unit'}")
+
+    def _own(self, piece: Piece) -> torch.Tensor:
+        """1-D view of an own piece's compute weights."""
+        blueprint, start = self._setting.blueprint, 0
+        for earlier in self._pieces[: self._pieces.index(piece)]:
+            start += len(earlier.range) * blueprint.run_item_bytes(earlier.run)
+        size = len(piece.range) * blueprint.run_item_bytes(piece.run)
+        return self._shards.local[start : start + size].view(compute_dtype(blueprint, piece.run))
+
+    def _parameters_of(self, unit: int) -> list[torch.nn.Parameter]:
+        entries = self._setting.blueprint.layout.entries_of(unit)
+        return [self._setting.parameters[entry.ordinal] for entry in entries]
