@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 from server.db import Database, Tx
 from server.rows import leases
@@ -27,6 +28,7 @@ class Leadership:
         self._holder = holder
         self._seconds = seconds
         self._held: leases.HeldLease | None = None
+        self._renew_at = database.now()
 
     @property
     def epoch(self) -> int:
@@ -34,12 +36,15 @@ class Leadership:
         return self._held.epoch if self._held else 0
 
     async def acquire(self) -> bool:
-        """Take or renew the lease. False: another holds it."""
+        """Take the lease, or renew it when a third of its time is gone. False: another holds it."""
+        if self._held is not None and self._database.now() < self._renew_at:
+            return True
 
         async def take(tx: Tx) -> leases.HeldLease | None:
             return await leases.acquire(tx, LEASE, self._holder, self._seconds)
 
         self._held = await self._database.transact(take)
+        self._renew_at = self._database.now() + timedelta(seconds=self._seconds / 3)
         return self._held is not None
 
     @asynccontextmanager
@@ -47,6 +52,7 @@ class Leadership:
         """A write transaction that happens only while the lease is ours. Raises LeaseLost."""
         async with self._database.write() as tx:
             if self._held is None or not await leases.check(tx, self._held):
+                self._held = None
                 raise LeaseLost(self._holder)
             yield tx
 

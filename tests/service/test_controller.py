@@ -1,0 +1,546 @@
+"""The controller with simulated ranks: submit, stop, fail, restart; on every database."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from server.controller.actions import Start
+from server.controller.cluster import LaunchFailed, NoCapacity
+from server.states import Action, AttemptStatus, Desired, Status
+from tests.service.controller_world import Fault, World, in_world
+from workers.contract import JobId
+
+
+@pytest.fixture
+def database_url() -> str:
+    return ""
+
+
+@in_world()
+async def test_a_job_runs_to_its_last_step_and_leaves_nothing(world: World) -> None:
+    """Every transition has its event, the checkpoints are there, all slots are free again."""
+    job = await world.submit(steps=25)
+    done = await world.until_status(job, Status.SUCCEEDED)
+    assert (done.reason, done.step) == ("finished", 25)
+    names = await world.actions(job)
+    told = [n for n in names if n.startswith("job.")]
+    assert told == ["job.submitted", "job.starting", "job.running", "job.succeeded"]
+    assert [c.step for c in await world.checkpoints(job)] == [25, 20]
+    assert world.free_slots() == 4
+    assert (await world.attempt(job)).status is AttemptStatus.RELEASED
+
+
+@in_world(slots=2)
+async def test_slots_return_to_exactly_all_after_many_jobs_in_a_row(world: World) -> None:
+    """Finished jobs no longer count."""
+    for number in range(10):
+        await world.submit(f"j{number}", steps=2)
+
+    async def all_done() -> bool:
+        return world.cluster.num_launches == 10 and world.free_slots() == 2
+
+    await world.until(all_done)
+
+
+@in_world(slots=2)
+async def test_of_two_gangs_that_do_not_fit_together_one_waits_with_nothing_held(world: World) -> None:
+    """Strictly one after the other."""
+    first, second = await world.submit("first"), await world.submit("second")
+    await world.until_status(first, Status.RUNNING)
+    waiting = await world.job(second)
+    assert (waiting.status, waiting.reason) == (Status.QUEUED, "waiting_for_slots")
+    assert len(world.cluster.attempts) == 1
+    await world.until_status(second, Status.SUCCEEDED)
+    assert (await world.job(first)).status is Status.SUCCEEDED
+
+
+# --- stop -------------------------------------------------------------------------------------------------------------
+
+
+@in_world()
+async def test_a_cancel_saves_releases_and_only_then_says_cancelled(world: World) -> None:
+    """`stopping` at once; `cancelled` when the cluster no longer has the attempt."""
+    job = await world.submit(steps=500)
+    await world.until_step(job, 13)
+    assert await world.act(Action.CANCEL, job)
+    assert (await world.job(job)).status is Status.STOPPING
+    while (await world.job(job)).status is Status.STOPPING:
+        await world.look()
+    assert (await world.job(job)).status is Status.CANCELLED
+    assert world.cluster.attempts == ()
+    newest = (await world.checkpoints(job))[0]
+    assert newest.step == (await world.job(job)).step
+    assert not newest.pinned
+
+
+@in_world(start_deadline_seconds=30.0)
+async def test_a_rank_deaf_to_the_stop_is_killed_when_the_grace_is_over(world: World) -> None:
+    """And the reason says that it was."""
+    world.cluster.faults = [Fault("deaf", rank=1)]
+    job = await world.submit(steps=10_000, stop_grace_seconds=5.0)
+    await world.until_step(job, 3)
+    await world.act(Action.CANCEL, job)
+    begun = world.clock()
+    ended = await world.until_status(job, Status.CANCELLED)
+    assert ended.reason == "grace_expired"
+    assert 5.0 <= (world.clock() - begun).total_seconds() < 8.0
+
+
+@in_world()
+async def test_a_kill_during_the_grace_acts_at_once(world: World) -> None:
+    """It does not wait for the grace of the cancel before it."""
+    world.cluster.faults = [Fault("deaf")]
+    job = await world.submit(steps=10_000, stop_grace_seconds=3600.0)
+    await world.until_step(job, 3)
+    await world.act(Action.CANCEL, job)
+    await world.look(3)
+    await world.act(Action.KILL, job)
+    begun = world.clock()
+    ended = await world.until_status(job, Status.CANCELLED)
+    assert ended.reason == "killed"
+    assert (world.clock() - begun).total_seconds() < 3.0
+
+
+@pytest.mark.parametrize("phase", ["started", "joining", "building"])
+def test_a_cancel_while_starting_ends_within_moments(phase: str, request: pytest.FixtureRequest) -> None:
+    """Whatever the ranks are doing: there is nothing to save, so nothing to wait for."""
+
+    @in_world()
+    async def scenario(world: World) -> None:
+        world.cluster.faults = [Fault("hang", rank=1, phase=phase)]
+        job = await world.submit(stop_grace_seconds=3600.0)
+        await world.look(8)
+        assert (await world.job(job)).status is Status.STARTING
+        await world.act(Action.CANCEL, job)
+        begun = world.clock()
+        await world.until_status(job, Status.CANCELLED)
+        assert (world.clock() - begun).total_seconds() < 3.0
+        assert world.free_slots() == 4
+
+    scenario(request.getfixturevalue("tmp_path"), request.getfixturevalue("database_url"))
+
+
+@in_world(slots=1)
+async def test_many_waiting_jobs_are_cancelled_without_a_call_to_the_cluster(world: World) -> None:
+    """Also when the cluster is full or away: they end where they are."""
+    ids = [await world.submit(f"j{n}") for n in range(20)]
+    world.cluster.down = True
+    for job in ids:
+        assert await world.act(Action.CANCEL, job)
+        assert (await world.job(job)).status is Status.CANCELLED
+
+
+@in_world()
+async def test_a_cancel_that_nobody_looked_at_is_honoured_by_the_next_controller(world: World) -> None:
+    """What is wanted is stored first."""
+    job = await world.submit(steps=500)
+    await world.until_step(job, 3)
+    await world.act(Action.CANCEL, job)
+    world.restart()
+    assert (await world.until_status(job, Status.CANCELLED)).reason == "cancelled_by_user"
+
+
+@in_world()
+async def test_a_late_word_of_training_does_not_overwrite_a_cancel(world: World) -> None:
+    """The report is applied, the status stays."""
+    job = await world.submit(steps=500)
+    world.server_away = True
+    await world.look(3)
+    assert (await world.job(job)).status is Status.STARTING
+    await world.act(Action.CANCEL, job)
+    for _ in range(5):
+        await asyncio.to_thread(world.cluster.advance)
+    world.server_away = False
+    await asyncio.to_thread(world.cluster.advance)
+    assert (await world.job(job)).status is Status.STOPPING
+    await world.until_status(job, Status.CANCELLED)
+    assert "job.running" not in await world.actions(job)
+
+
+@in_world()
+async def test_a_pause_pins_its_checkpoint_and_a_resume_goes_on_from_it(world: World) -> None:
+    """A new attempt from the very step; no step is trained twice; the pin goes when the job trains again."""
+    job = await world.submit(steps=60)
+    await world.until_step(job, 17)
+    await world.act(Action.PAUSE, job)
+    paused = await world.until_status(job, Status.PAUSED)
+    newest = (await world.checkpoints(job))[0]
+    assert newest.pinned and newest.step == paused.step
+    assert await world.act(Action.RESUME, job)
+    await world.until_status(job, Status.RUNNING)
+    attempt = await world.attempt(job)
+    assert (attempt.number, attempt.resume_step) == (2, paused.step)
+    await world.until_status(job, Status.SUCCEEDED)
+    steps = [
+        record.step
+        for batch in world.batches
+        for record in batch.records
+        if record.kind == "points" and batch.rank == 0
+    ]
+    assert sorted(steps) == list(range(1, 61))
+
+
+# --- failure ----------------------------------------------------------------------------------------------------------
+
+
+@in_world()
+async def test_a_rank_that_dies_is_retried_from_the_last_checkpoint(world: World) -> None:
+    """Infrastructure: counted once, however many ranks went down with it."""
+    world.cluster.faults = [Fault("die", rank=1, step=14)]
+    job = await world.submit(steps=40)
+    done = await world.until_status(job, Status.SUCCEEDED)
+    assert (done.attempt, done.infrastructure_failures, done.user_failures) == (2, 1, 0)
+    assert (await world.attempt(job)).resume_step == 10
+    assert "retrying" in [e.data.get("reason") for e in await world.events(job)]
+
+
+@in_world()
+async def test_an_exception_fails_the_job_with_the_first_failing_ranks_traceback(world: World) -> None:
+    """Rank 0 only lost its peer."""
+    world.cluster.faults = [Fault("raise", rank=1, step=5)]
+    job = await world.submit()
+    failed = await world.until_status(job, Status.FAILED)
+    assert failed.reason == "user_error"
+    assert failed.reason_data is not None and failed.reason_data["rank"] == 1
+    assert world.free_slots() == 4
+
+
+@in_world()
+async def test_a_vanished_actor_is_a_lost_rank_and_retried(world: World) -> None:
+    """The rest is killed, not left waiting in its exchange."""
+    world.cluster.faults = [Fault("lose", rank=0, step=12)]
+    job = await world.submit(steps=30)
+    done = await world.until_status(job, Status.SUCCEEDED)
+    assert done.attempt == 2
+    assert "rank_lost" in [e.data.get("reason") for e in await world.events(job)]
+
+
+@in_world()
+async def test_the_restart_limit_is_exact(world: World) -> None:
+    """Two allowed, endless failure: three attempts in all."""
+    job = await world.submit(restart={"infrastructure_failures": 2}, checkpoint={"every": 0})
+    for _ in range(3):
+        world.cluster.faults = [Fault("die", rank=0, step=1)]
+        await world.until_status(job, Status.RUNNING, Status.FAILED)
+        await world.until_status(job, Status.QUEUED, Status.FAILED)
+    assert ((await world.job(job)).status, (await world.job(job)).attempt) == (Status.FAILED, 3)
+
+
+@in_world(start_deadline_seconds=20.0)
+async def test_a_rank_that_never_joins_is_named_when_the_start_deadline_is_over(world: World) -> None:
+    """Not thirty minutes of silence."""
+    world.cluster.faults = [Fault("hang", rank=1, phase="started")]
+    job = await world.submit(restart={"infrastructure_failures": 0})
+    failed = await world.until_status(job, Status.FAILED, seconds=1.0)
+    assert failed.reason == "start_deadline"
+    assert failed.reason_data is not None
+    assert (failed.reason_data["rank"], failed.reason_data["node"]) == (1, "node")
+
+
+@in_world(no_progress_seconds=60.0)
+async def test_a_hung_rank_is_named_and_the_group_killed(world: World) -> None:
+    """Everybody waits in an exchange; the step counter stands still."""
+    world.cluster.faults = [Fault("hang", rank=1, step=7)]
+    job = await world.submit(restart={"infrastructure_failures": 0})
+    failed = await world.until_status(job, Status.FAILED, seconds=2.0)
+    assert failed.reason == "no_progress"
+    assert world.free_slots() == 4
+
+
+@in_world()
+async def test_a_launch_that_fails_for_good_ends_with_its_own_reason(world: World) -> None:
+    """It counts as infrastructure and backs off; it is not tried for ever."""
+    job = await world.submit(restart={"infrastructure_failures": 1})
+    for _ in range(2):
+        world.cluster.refuse_next = LaunchFailed("no interpreter there")
+        while world.cluster.refuse_next is not None:
+            await world.look()
+    failed = await world.until_status(job, Status.FAILED)
+    assert failed.reason == "launch_failed"
+    assert failed.reason_data is not None and "no interpreter" in str(failed.reason_data["message"])
+
+
+@in_world()
+async def test_slots_that_were_gone_at_the_launch_cost_nothing(world: World) -> None:
+    """NoCapacity: back in the queue, nothing counted."""
+    world.cluster.refuse_next = NoCapacity("taken")
+    job = await world.submit()
+    done = await world.until_status(job, Status.SUCCEEDED)
+    assert (done.attempt, done.infrastructure_failures) == (2, 0)
+
+
+@in_world()
+async def test_damaged_checkpoints_never_start_a_job_over_silently(world: World) -> None:
+    """All of them unreadable: failed with the reason, and the job can still be cloned."""
+    job = await world.submit(steps=60)
+    await world.until_step(job, 15)
+    await world.act(Action.PAUSE, job)
+    await world.until_status(job, Status.PAUSED)
+    await world.act(Action.RESUME, job)
+    async with world.database.write() as tx:
+        for checkpoint in await _checkpoint_ids(world, job):
+            from server.rows import checkpoints
+
+            await checkpoints.set_status(tx, checkpoint, "corrupt", problem="test")
+    failed = await world.until_status(job, Status.FAILED)
+    assert (failed.reason, failed.attempt) == ("checkpoint_unreadable", 1)
+
+
+async def _checkpoint_ids(world: World, job: str) -> list[str]:
+    return [c.id for c in await world.checkpoints(job)]
+
+
+# --- restart and adoption ---------------------------------------------------------------------------------------------
+
+
+@in_world()
+async def test_a_restarted_server_adopts_what_trains_and_nothing_is_doubled_or_missing(world: World) -> None:
+    """One launch in all; every step reported exactly once."""
+    job = await world.submit(steps=60)
+    await world.until_step(job, 12)
+    world.server_away = True
+    for _ in range(9):
+        await asyncio.to_thread(world.cluster.advance)
+    world.restart()
+    world.server_away = False
+    await world.until_status(job, Status.SUCCEEDED)
+    assert world.cluster.num_launches == 1
+    assert "attempt.adopted" in await world.actions(job)
+    points = [r.step for b in world.batches for r in b.records if r.kind == "points"]
+    assert points == list(range(1, 61))
+
+
+@in_world()
+async def test_lost_answers_to_reports_apply_nothing_twice(world: World) -> None:
+    """The sender repeats the very batch; the series has each step once."""
+    job = await world.submit(steps=20)
+    world.drop_answers = 15
+    await world.until_status(job, Status.SUCCEEDED)
+    from sqlalchemy import func, select
+
+    from server.models import PointTail, Series
+
+    async with world.database.read() as connection:
+        statement = (
+            select(func.count(), func.count(PointTail.step.distinct()))
+            .join(Series, Series.id == PointTail.series_id)
+            .where(Series.name == "loss")
+        )
+        assert (await connection.execute(statement)).one() == (20, 20)
+
+
+@in_world()
+async def test_killed_between_the_row_and_the_cluster_the_job_still_runs_once(world: World) -> None:
+    """The attempt was written down and never launched: released, and started again uncounted."""
+    job = await world.submit(steps=10)
+    assert await world.controller.leadership.acquire()
+    assert await world.controller._applier._launcher.claim(Start(JobId(job), "cpu"), "url") is not None
+    assert (await world.job(job)).status is Status.STARTING
+    world.restart()
+    done = await world.until_status(job, Status.SUCCEEDED)
+    assert done.infrastructure_failures == 0
+    assert world.free_slots() == 4
+
+
+@in_world()
+async def test_a_launch_whose_answer_was_lost_is_found_and_adopted_not_repeated(world: World) -> None:
+    """Look before trying again."""
+    world.cluster.lose_next_answer = True
+    job = await world.submit(steps=10)
+    await world.until_status(job, Status.SUCCEEDED)
+    assert world.cluster.num_launches == 1
+
+
+@in_world()
+async def test_an_error_of_one_look_is_not_the_end_of_anything(world: World) -> None:
+    """The cluster is away for a while: nothing is judged, and queued jobs say why they wait."""
+    running, queued = await world.submit(steps=80), await world.submit(ranks=4)
+    await world.until_step(running, 5)
+    world.cluster.down = True
+    await world.look(30, seconds=10.0)
+    assert (await world.job(running)).status is Status.RUNNING
+    assert (await world.job(queued)).reason == "cluster_unavailable"
+    world.cluster.down = False
+    await world.until_status(running, Status.SUCCEEDED)
+    assert world.cluster.num_launches == 1
+
+
+@in_world()
+async def test_when_the_cluster_lost_everything_running_jobs_go_on_from_their_checkpoint(world: World) -> None:
+    """History is in our database; the attempt is `node_lost`, the next one resumes."""
+    job = await world.submit(steps=40)
+    await world.until_step(job, 22)
+    world.cluster.lose_everything()
+    done = await world.until_status(job, Status.SUCCEEDED)
+    assert (done.attempt, (await world.attempt(job)).resume_step) == (2, 20)
+    assert "node_lost" in [e.data.get("reason") for e in await world.events(job)]
+
+
+@in_world()
+async def test_checkpoints_that_no_report_told_of_are_found_in_the_store(world: World) -> None:
+    """Saved while the server was away, then everything died: the resume starts from the newest file, not the newest row."""
+    job = await world.submit(steps=60)
+    await world.until_step(job, 12)
+    world.server_away = True
+    for _ in range(14):
+        await asyncio.to_thread(world.cluster.advance)
+    world.cluster.lose_everything()
+    world.server_away = False
+    await world.until_status(job, Status.SUCCEEDED)
+    assert (await world.attempt(job)).resume_step == 20
+    assert "checkpoint.found" in await world.actions(job)
+
+
+@in_world(sweep_seconds=30.0)
+async def test_an_attempt_without_a_row_is_swept_after_a_while(world: World) -> None:
+    """Its job was deleted by hand under it."""
+    job = await world.submit(steps=10_000)
+    await world.until_step(job, 2)
+    from sqlalchemy import delete
+
+    from server.models import Job
+
+    async with world.database.write() as tx:
+        await tx.execute(delete(Job).where(Job.id == job))
+    await world.look(20, seconds=1.0)
+    assert len(world.cluster.attempts) == 1
+    await world.look(20, seconds=1.0)
+    assert world.cluster.attempts == ()
+
+
+@in_world()
+async def test_a_silent_rank_is_shown_unreachable_and_recovers(world: World) -> None:
+    """Five minutes without a sign of life, while it trains: never killed for it."""
+    world.cluster.faults = [Fault("silent", rank=1, step=2)]
+    job = await world.submit(steps=5_000)
+    await world.until_step(job, 3)
+    await world.look(30, seconds=10.0)
+    shown = await world.job(job)
+    assert (shown.status, shown.reason) == (Status.RUNNING, "unreachable")
+    (await world.gang(job)).hear()
+    await world.look(2)
+    assert (await world.job(job)).reason == "running"
+    assert [n for n in await world.actions(job) if n == "job.unreachable"] == ["job.unreachable"]
+
+
+@in_world()
+async def test_two_controllers_never_both_act(world: World) -> None:
+    """The second waits for the lease; the first, once it lost it, writes nothing."""
+    first = world.controller
+    world.restart()
+    second = world.controller
+    second.leadership._holder = "another"
+    assert await first.tick()
+    assert not await second.tick()
+    world.clock.pass_seconds(11.0)
+    assert await second.tick()
+    assert not await first.tick()
+
+
+@in_world()
+async def test_a_released_attempt_is_never_rewritten(world: World) -> None:
+    """Terminal rows stay as they are through restarts and late words."""
+    job = await world.submit(steps=10)
+    await world.until_status(job, Status.SUCCEEDED)
+    before = await world.attempt(job)
+    world.restart()
+    await world.look(20)
+    assert await world.attempt(job) == before
+    assert (await world.job(job)).attempt == 1
+
+
+# --- stopping and starting the server ---------------------------------------------------------------------------------
+
+
+@in_world()
+async def test_a_stopped_server_pauses_its_jobs_and_the_next_one_resumes_exactly_these(world: World) -> None:
+    """What a person had paused stays paused."""
+    from server import lifespan
+
+    running, mine = await world.submit("running", steps=400), await world.submit("mine", steps=400)
+    await world.until_step(running, 3)
+    await world.until_step(mine, 3)
+    await world.act(Action.PAUSE, mine)
+    waiting = await world.submit("waiting", ranks=4)
+    await world.look(2)
+    world.controller.draining = True
+    await lifespan.pause_live(world.database, world.controller.leadership)
+    assert (await world.until_status(running, Status.PAUSED)).reason == "server_stopped"
+    await world.until_status(mine, Status.PAUSED)
+    await world.look(5)
+    assert (await world.job(waiting)).status is Status.QUEUED
+    world.restart()
+    await world.until_status(running, Status.RUNNING)
+    assert (await world.job(running)).desired is Desired.RUN
+    assert (await world.job(mine)).status is Status.PAUSED
+
+
+@in_world()
+async def test_a_person_who_cancels_while_the_server_stops_wins(world: World) -> None:
+    """Cancel is more severe than the pause of the server."""
+    from server import lifespan
+
+    world.cluster.faults = [Fault("deaf")]
+    job = await world.submit(steps=10_000, stop_grace_seconds=2.0)
+    await world.until_step(job, 3)
+    await lifespan.pause_live(world.database, world.controller.leadership)
+    await world.act(Action.CANCEL, job)
+    await world.until_status(job, Status.CANCELLED)
+
+
+# --- deletion and retention -------------------------------------------------------------------------------------------
+
+
+@in_world()
+async def test_a_deleted_job_leaves_neither_rows_nor_files(world: World) -> None:
+    """With several attempts and their checkpoints."""
+    world.cluster.faults = [Fault("die", step=12)]
+    job = await world.submit(steps=30)
+    await world.until_status(job, Status.SUCCEEDED)
+    store = world.folder / "checkpoints" / job
+    assert store.exists()
+    assert await world.act(Action.DELETE, job)
+    for _ in range(5):
+        await world.look()
+    assert not store.exists()
+    async with world.database.read() as connection:
+        from server.rows import jobs
+
+        assert await jobs.get(connection, job) is None
+
+
+@in_world()
+async def test_a_deletion_that_fails_says_why_and_can_be_tried_again(world: World) -> None:
+    """Something that cannot be removed is no orphan: the row stays."""
+    job = await world.submit(steps=10)
+    await world.until_status(job, Status.SUCCEEDED)
+    keeper = world.controller._storekeeper
+    usual = keeper._open_store
+
+    def broken(url: str) -> object:
+        raise PermissionError(f"{url} is read-only")
+
+    keeper._open_store = broken  # type: ignore[assignment]
+    await world.act(Action.DELETE, job)
+    failed = await world.until_status(job, Status.DELETE_FAILED)
+    assert failed.reason_data is not None and "read-only" in str(failed.reason_data["message"])
+    keeper._open_store = usual
+    assert await world.act(Action.DELETE, job)
+    await world.look(3)
+    async with world.database.read() as connection:
+        from server.rows import jobs
+
+        assert await jobs.get(connection, job) is None
+
+
+@in_world()
+async def test_retention_keeps_what_the_spec_says_in_rows_and_files_alike(world: World) -> None:
+    """keep_latest 3 of many; a late report of a removed one does not bring it back."""
+    job = await world.submit(steps=100, checkpoint={"every": 10, "keep_latest": 3})
+    await world.until_status(job, Status.SUCCEEDED)
+    await world.look(2)
+    assert [c.step for c in await world.checkpoints(job)] == [100, 90, 80]
+    folders = sorted(p.name for p in (world.folder / "checkpoints" / job).iterdir())
+    assert len(folders) == 3
