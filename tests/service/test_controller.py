@@ -380,7 +380,7 @@ async def test_when_the_cluster_lost_everything_running_jobs_go_on_from_their_ch
 
 @in_world()
 async def test_checkpoints_that_no_report_told_of_are_found_in_the_store(world: World) -> None:
-    """Saved while the server was away, then everything died: the resume starts from the newest file, not the newest row."""
+    """Saved while the server was away, then everything died: the resume starts from the file, not from the row."""
     job = await world.submit(steps=60)
     await world.until_step(job, 12)
     world.server_away = True
