@@ -55,6 +55,7 @@ class Tx:
         self.connection = connection
         self.now = now  # one time for everything the transaction writes
         self._changes: dict[tuple[str, str | None], None] = {}
+        self.has_work = False
 
     async def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
         """Run a Core statement."""
@@ -69,6 +70,10 @@ class Tx:
     def changed(self, topic: str, job_id: str | None = None) -> None:
         """Tell the feed that something of `topic` changed; once per transaction and job."""
         self._changes[(topic, job_id)] = None
+
+    def work(self) -> None:
+        """There is something for the controller to look at, as soon as this is committed."""
+        self.has_work = True
 
     async def write_changes(self) -> bool:
         """Append the collected changes to the feed, last of all statements. True if there were any."""
@@ -88,7 +93,8 @@ class Database:
         self._reader = reader
         self._writer = writer
         self._clock = clock
-        self.on_change: Callable[[], None] = lambda: None  # called after a commit that changed something
+        self.on_change: Callable[[], None] = lambda: None  # called after a commit that tells the feed something
+        self.on_work: Callable[[], None] = lambda: None  # called after a commit that the controller should look at
 
     @classmethod
     def open(cls, url: str, clock: Clock = utc_now, pool_size: int = 8) -> Database:
@@ -123,6 +129,8 @@ class Database:
             told = await tx.write_changes()
         if told:
             self.on_change()
+        if tx.has_work:
+            self.on_work()
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         """`work` in a write transaction, again from its start when the database gave the transaction up."""

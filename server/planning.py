@@ -1,12 +1,39 @@
-"""The plan of a spec for the API: what `workers/planner.py` computes, as a `PlanView`. Pure numbers, no torch."""
+"""The plan of a spec for the API: what `workers/planner.py` computes for the nodes at hand. Pure numbers, no torch."""
 
 from __future__ import annotations
 
+import asyncio
+
 from server.db import Database
-from server.views import PlanView
+from server.errors import invalid
+from server.rows import nodes
+from server.views import NodeView, PlanView
+from workers.data.errors import DataError
+from workers.planner import NeedsModel, Where, plan_spec
 from workers.spec import JobSpec
 
 
 async def predict(spec: JobSpec, database: Database) -> PlanView | None:
-    """The plan, or None when the model is the user's own and only a rank process can look at it."""
-    return None
+    """The plan, or None when the model is the user's own and has to be built first. Raises ApiError 422."""
+    async with database.read() as connection:
+        where = where_of(spec, await nodes.views(connection))
+    try:
+        plan = await asyncio.to_thread(plan_spec, spec, where)
+    except NeedsModel:
+        return None
+    except (DataError, OSError) as error:
+        raise invalid("/data/path", str(error)) from error
+    return PlanView.model_validate(plan.model_dump())
+
+
+def where_of(spec: JobSpec, known: list[NodeView]) -> Where:
+    """The machine that a plan is for: the smallest device of the kind that the spec would get."""
+    living = [node for node in known if node.alive]
+    kind = spec.resources.device
+    device = kind if kind != "auto" else ("cuda" if any(node.device == "cuda" for node in living) else "cpu")
+    fitting = [node for node in living if node.device == device]
+    return Where(
+        device=device,
+        device_memory_bytes=min((node.device_memory_bytes for node in fitting), default=None),
+        one_node=len(fitting) <= 1 or any(node.slots >= spec.resources.ranks for node in fitting),
+    )

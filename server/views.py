@@ -386,11 +386,12 @@ class StagePlan(View):
     fits: bool
     memory: dict[str, int] = Field(description="bytes by category of the largest rank")
     total_bytes: int
-    traffic: dict[str, int] = Field(description="bytes by purpose a step, largest rank")
+    traffic: dict[str, int] = Field(description="bytes a step by collective/purpose, busiest rank")
     total_traffic_bytes: int
     paper_bytes: int
     paper_traffic_bytes: int
     saving: float = Field(description="1 - total / total of stage 0")
+    communication_seconds: float | None = Field(default=None, description="a step's traffic at the link's speed")
 
 
 class PlanView(View):
@@ -400,12 +401,16 @@ class PlanView(View):
     micro_batches: int
     chunk: int
     parameters: int
+    padded_parameters: int
     exact: bool = Field(description="false: the vocabulary or the user's model is not known before the start")
-    device_memory_bytes: int | None
+    device_memory_bytes: int | None = Field(description="of one rank's device; None: not known, everything fits")
+    activation_bytes: int | None = Field(description="estimate for one micro-batch; not owned by the engine")
     advised_stage: int
     advice: str
     fits: bool
     idle_share: float = Field(description="share of rank time idle because V is not divisible by ranks")
+    note: str | None = Field(default=None, description="what the spec would need for this many ranks")
+    link_gbps: float | None = None
     stages: list[StagePlan]
 
 

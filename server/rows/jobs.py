@@ -126,6 +126,7 @@ async def create(tx: Tx, new: NewJob) -> None:
     )
     tx.changed("job", new.id)
     tx.changed("queue")
+    tx.work()
 
 
 async def set_tags(tx: Tx, job_id: str, tags: Collection[str]) -> None:
@@ -236,6 +237,7 @@ async def _after(tx: Tx, job: JobRecord, new: Status) -> None:
         await checkpoints.pin_newest(tx, job.id)
     elif new in (Status.RUNNING, Status.CANCELLED):
         await checkpoints.unpin(tx, job.id)
+    tx.work()
     tx.changed("job", job.id)
     if Status.QUEUED in (new, job.status):
         tx.changed("queue")

@@ -73,6 +73,8 @@ async def apply(tx: Tx, batch: ReportBatch, log_bytes: int) -> Applied:
     owner = Owner(attempt.job_id, batch.attempt_id, found.number, batch.rank)
     await _store(tx, owner, batch, log_bytes)
     await _summarise(tx, owner, batch, job, newest=job.attempt == found.number, live=live)
+    if batch.closed or any(isinstance(record, (PhaseRecord, ResultRecord)) for record in batch.records):
+        tx.work()
     await tx.execute(
         update(ReportSeq)
         .where(ReportSeq.attempt_id == batch.attempt_id, ReportSeq.rank == batch.rank)
