@@ -11,6 +11,7 @@ export type JobPage = Schemas["JobPage"];
 export type Attempt = Schemas["AttemptView"];
 export type Action = JobRow["allowed_actions"][number];
 export type Series = Schemas["SeriesView"];
+export type MetricsView = Schemas["MetricsView"];
 export type MemoryView = Schemas["MemoryView"];
 export type MemorySample = Schemas["MemorySampleView"];
 export type LedgerView = Schemas["LedgerView"];

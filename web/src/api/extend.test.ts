@@ -1,8 +1,6 @@
 import { expect, it } from "vitest";
-import type { components } from "./schema";
+import type { MetricsView } from "./client";
 import { extend, extendFrom } from "./extend";
-
-type MetricsView = components["schemas"]["MetricsView"];
 
 const view = (steps: [number, number], over: Partial<MetricsView["series"][number]> = {}): MetricsView => {
   const points = Array.from({ length: steps[1] - steps[0] + 1 }, (_, index) => ({ step: steps[0] + index, at: "2026-01-01T00:00:00Z", value: 1, min: 1, max: 1 }));

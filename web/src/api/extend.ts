@@ -1,14 +1,11 @@
 /** Live curves grow at their end: ask for the newest steps only and join them to what is here. Pure. */
 
-import type { components } from "./schema";
-
-type MetricsView = components["schemas"]["MetricsView"];
-type SeriesView = components["schemas"]["SeriesView"];
+import type { MetricsView, Series } from "./client";
 
 /** Steps asked for again: an evaluation may be reported after later steps' losses. */
 const OVERLAP_STEPS = 64;
 
-const keyOf = (series: SeriesView) => `${series.name}|${series.rank}|${series.attempt}|${series.branch}`;
+const keyOf = (series: Series) => `${series.name}|${series.rank}|${series.attempt}|${series.branch}`;
 
 /**
  * The step to read from, or null when everything must be read: the answer was thinned, or will be soon.
@@ -30,7 +27,7 @@ export function extend(known: MetricsView, newer: MetricsView, from: number): Me
   return { ...known, series: known.series.map((series) => joined(series, tails.get(keyOf(series)), from)) };
 }
 
-function joined(series: SeriesView, tail: SeriesView | undefined, from: number): SeriesView {
+function joined(series: Series, tail: Series | undefined, from: number): Series {
   if (!tail) return series;
   const points = [...series.points.filter((point) => point.step < from), ...tail.points];
   const marks = [...series.non_finite.filter((mark) => mark.step < from), ...tail.non_finite];

@@ -1,13 +1,16 @@
 /** What can be read, and the key each answer is kept under. The feed marks keys stale by topic and job. */
 
 import { infiniteQueryOptions, keepPreviousData, queryOptions } from "@tanstack/react-query";
-import { api, body } from "./client";
+import { api, body, type MetricsView } from "./client";
+import type { paths } from "./schema";
 import { extend, extendFrom } from "./extend";
+
+export type JobSort = NonNullable<NonNullable<paths["/v1/jobs"]["get"]["parameters"]["query"]>["sort"]>;
 
 export interface JobFilter {
   status?: string | undefined;
   q?: string | undefined;
-  sort?: string | undefined;
+  sort?: JobSort | undefined;
 }
 
 const PAGE_JOBS = 60;
@@ -30,7 +33,7 @@ export const jobsQuery = (filter: JobFilter) =>
 export const jobQuery = (id: string) =>
   queryOptions({
     queryKey: ["job", id],
-    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}", { signal, params: { path: { id } } })),
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}", { signal, params: { path: { job_id: id } } })),
   });
 
 export interface StepRange {
@@ -48,8 +51,12 @@ export const metricsQuery = (id: string, names: string, width: number, range: St
   queryOptions({
     queryKey: ["metrics", id, names, width, range, progress.attempt],
     queryFn: async ({ signal, client, queryKey }) => {
-      const read = (from?: number, to?: number) => body(api.GET("/v1/jobs/{id}/metrics", { signal, params: { path: { id }, query: { names, width, from_step: from, to_step: to } } }));
-      const known = range ? undefined : client.getQueryData<Awaited<ReturnType<typeof read>>>(queryKey);
+      const read = async (from?: number, to?: number): Promise<MetricsView> => {
+        const answer = await body(api.GET("/v1/jobs/{job_id}/metrics", { signal, params: { path: { job_id: id }, query: { names, width, from_step: from, to_step: to, format: "json" } } }));
+        if (typeof answer === "string") throw new Error("The server sent the curves as a table.");
+        return answer;
+      };
+      const known = range ? undefined : client.getQueryData<MetricsView>(queryKey);
       const from = known ? extendFrom(known, width, progress.step) : null;
       if (!known || from === null) return read(range?.from, range?.to);
       return extend(known, await read(from), from) ?? read();
@@ -60,37 +67,37 @@ export const metricsQuery = (id: string, names: string, width: number, range: St
 export const seriesNamesQuery = (id: string) =>
   queryOptions({
     queryKey: ["metrics", id, "names"],
-    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/metrics/names", { signal, params: { path: { id } } })),
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/metrics/names", { signal, params: { path: { job_id: id } } })),
   });
 
 export const memoryQuery = (id: string) =>
   queryOptions({
     queryKey: ["memory", id],
-    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/memory", { signal, params: { path: { id } } })),
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/memory", { signal, params: { path: { job_id: id } } })),
   });
 
 export const ledgerQuery = (id: string) =>
   queryOptions({
     queryKey: ["ledger", id],
-    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/ledger", { signal, params: { path: { id } } })),
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/ledger", { signal, params: { path: { job_id: id } } })),
   });
 
 export const checkpointsQuery = (id: string) =>
   queryOptions({
     queryKey: ["checkpoints", id],
-    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/checkpoints", { signal, params: { path: { id } } })),
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/checkpoints", { signal, params: { path: { job_id: id } } })),
   });
 
 export const attemptsQuery = (id: string) =>
   queryOptions({
     queryKey: ["attempts", id],
-    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/attempts", { signal, params: { path: { id } } })),
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/attempts", { signal, params: { path: { job_id: id } } })),
   });
 
 export const eventsQuery = (id: string) =>
   infiniteQueryOptions({
     queryKey: ["events", id],
-    queryFn: ({ signal, pageParam }) => body(api.GET("/v1/jobs/{id}/events", { signal, params: { path: { id }, query: { limit: 200, cursor: pageParam ?? undefined } } })),
+    queryFn: ({ signal, pageParam }) => body(api.GET("/v1/jobs/{job_id}/events", { signal, params: { path: { job_id: id }, query: { limit: 200, cursor: pageParam ?? undefined } } })),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor ?? null,
   });
@@ -98,7 +105,7 @@ export const eventsQuery = (id: string) =>
 export const explainQuery = (id: string) =>
   queryOptions({
     queryKey: ["explain", id],
-    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{id}/explain", { signal, params: { path: { id } } })),
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/explain", { signal, params: { path: { job_id: id } } })),
   });
 
 export const nodesQuery = queryOptions({

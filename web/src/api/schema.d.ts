@@ -4,15 +4,18 @@
  */
 
 export interface paths {
-    "/v1/me": {
+    "/healthz": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Me */
-        get: operations["me_v1_me_get"];
+        /**
+         * Healthz
+         * @description The process answers.
+         */
+        get: operations["getHealth"];
         put?: never;
         post?: never;
         delete?: never;
@@ -21,24 +24,87 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/login": {
+    "/metrics": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /**
+         * Prometheus
+         * @description Numbers of this moment in the Prometheus text format.
+         */
+        get: operations["getPrometheus"];
         put?: never;
-        /** Login */
-        post: operations["login_v1_login_post"];
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
         patch?: never;
         trace?: never;
     };
-    "/v1/logout": {
+    "/readyz": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Readyz
+         * @description The database answers, and says how long ago the controller held its lease.
+         */
+        get: operations["getReadiness"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/checkpoints/{checkpoint_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get
+         * @description One checkpoint with its shards.
+         */
+        get: operations["getCheckpoint"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/checkpoints/{checkpoint_id}/export": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Export
+         * @description The weights as one safetensors file with canonical names; every block is verified as it is read.
+         */
+        get: operations["exportCheckpoint"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/checkpoints/{checkpoint_id}/verify": {
         parameters: {
             query?: never;
             header?: never;
@@ -47,8 +113,31 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Logout */
-        post: operations["logout_v1_logout_post"];
+        /**
+         * Verify
+         * @description Read every byte and compare it with its checksum; the checkpoint is marked by what was found.
+         */
+        post: operations["verifyCheckpoint"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/feed": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Stream
+         * @description What changes, as it changes. A browser's EventSource comes back with Last-Event-ID by itself.
+         */
+        get: operations["getFeed"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -62,114 +151,17 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Jobs */
-        get: operations["jobs_v1_jobs_get"];
+        /**
+         * List Jobs
+         * @description One page of jobs.
+         */
+        get: operations["listJobs"];
         put?: never;
-        /** Create */
-        post: operations["create_v1_jobs_post"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Job */
-        get: operations["job_v1_jobs__id__get"];
-        put?: never;
-        post?: never;
-        /** Dele */
-        delete: operations["dele_v1_jobs__id__delete"];
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/cancel": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** F */
-        post: operations["cancel"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/kill": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** F */
-        post: operations["kill"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/pause": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** F */
-        post: operations["pause"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/resume": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Resume */
-        post: operations["resume_v1_jobs__id__resume_post"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/clone": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Clone */
-        post: operations["clone_v1_jobs__id__clone_post"];
+        /**
+         * Create
+         * @description Submit a spec, as JSON or YAML. 201 for a new job; 200 when the Idempotency-Key had made it already.
+         */
+        post: operations["createJob"];
         delete?: never;
         options?: never;
         head?: never;
@@ -185,23 +177,57 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Bulk */
-        post: operations["bulk_v1_jobs_cancel_post"];
+        /**
+         * Cancel Many
+         * @description Cancel many jobs; the answer has a result for each job that was covered.
+         */
+        post: operations["cancelJobs"];
         delete?: never;
         options?: never;
         head?: never;
         patch?: never;
         trace?: never;
     };
-    "/v1/jobs/{id}/attempts": {
+    "/v1/jobs/{job_id}": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Attempts */
-        get: operations["attempts_v1_jobs__id__attempts_get"];
+        /**
+         * Get
+         * @description One job.
+         */
+        get: operations["getJob"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete
+         * @description Remove an ended job with its checkpoints, metrics and logs; it is `deleting` until all is gone.
+         */
+        delete: operations["deleteJob"];
+        options?: never;
+        head?: never;
+        /**
+         * Patch
+         * @description Change name, tags or priority. 412 when somebody else changed the job since the ETag in If-Match.
+         */
+        patch: operations["patchJob"];
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/attempts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Attempts
+         * @description Every launch of the job, newest first.
+         */
+        get: operations["listAttempts"];
         put?: never;
         post?: never;
         delete?: never;
@@ -210,126 +236,7 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/jobs/{id}/events": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Events */
-        get: operations["events_v1_jobs__id__events_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/metrics": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Metrics */
-        get: operations["metrics_v1_jobs__id__metrics_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/metrics/names": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Names */
-        get: operations["names_v1_jobs__id__metrics_names_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/memory": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Memory */
-        get: operations["memory_v1_jobs__id__memory_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/ledger": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Ledger */
-        get: operations["ledger_v1_jobs__id__ledger_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/logs": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Logs */
-        get: operations["logs_v1_jobs__id__logs_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/jobs/{id}/checkpoints": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Cps */
-        get: operations["cps_v1_jobs__id__checkpoints_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/checkpoints/{id}/verify": {
+    "/v1/jobs/{job_id}/cancel": {
         parameters: {
             query?: never;
             header?: never;
@@ -338,23 +245,29 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Verify */
-        post: operations["verify_v1_checkpoints__id__verify_post"];
+        /**
+         * Cancel
+         * @description Stop at the next step boundary with a checkpoint; `cancelled` when everything was released.
+         */
+        post: operations["cancelJob"];
         delete?: never;
         options?: never;
         head?: never;
         patch?: never;
         trace?: never;
     };
-    "/v1/jobs/{id}/explain": {
+    "/v1/jobs/{job_id}/checkpoints": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Explain */
-        get: operations["explain_v1_jobs__id__explain_get"];
+        /**
+         * List Checkpoints
+         * @description Checkpoints of the job, newest step first.
+         */
+        get: operations["listCheckpoints"];
         put?: never;
         post?: never;
         delete?: never;
@@ -363,15 +276,341 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/jobs/{id}/plan": {
+    "/v1/jobs/{job_id}/clone": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Jplan */
-        get: operations["jplan_v1_jobs__id__plan_get"];
+        get?: never;
+        put?: never;
+        /**
+         * Clone
+         * @description Submit the job's spec again as a new job.
+         */
+        post: operations["cloneJob"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Events
+         * @description What happened to the job, newest first.
+         */
+        get: operations["listEvents"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/explain": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Explain
+         * @description Why the job is where it is, what would move it, and who is ahead.
+         */
+        get: operations["explainJob"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/kill": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Kill
+         * @description End every process at once; nothing is saved.
+         */
+        post: operations["killJob"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/ledger": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Ledger
+         * @description Measured traffic of the newest step, beside the plan.
+         */
+        get: operations["getLedger"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/logs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Logs
+         * @description A window of the output of all ranks in time order; without a cursor its end.
+         */
+        get: operations["getLogs"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/logs/text": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Download Logs
+         * @description The whole log as text, as much of it as is kept.
+         */
+        get: operations["downloadLogs"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/memory": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Memory
+         * @description Measured bytes by category, beside the plan and the paper's lines.
+         */
+        get: operations["getMemory"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/metrics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Metrics
+         * @description Charts, thinned to a width with the band that each point stands for; or every raw point as CSV.
+         *
+         *     Without `attempt` a line has the newest attempt's value of each step, and what older attempts did beyond follows
+         *     as branches.
+         */
+        get: operations["getMetrics"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/metrics/names": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Series
+         * @description Every series of the job in numbers.
+         */
+        get: operations["listSeries"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause
+         * @description Stop as cancel does; the checkpoint is kept until the job runs again.
+         */
+        post: operations["pauseJob"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/plan": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Plan
+         * @description The plan made at submit, and the engine's own of an attempt.
+         */
+        get: operations["getJobPlan"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume
+         * @description Go on from the newest checkpoint or a named one; with other ranks, another stage or more steps when asked.
+         */
+        post: operations["resumeJob"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/login": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Login
+         * @description Trade a token for a session cookie.
+         */
+        post: operations["login"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/logout": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Logout
+         * @description End the session of this browser.
+         */
+        post: operations["logout"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/me": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Me
+         * @description Who the presented token belongs to.
+         */
+        get: operations["getMe"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/nodes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Nodes
+         * @description Every node with its slots and who holds them.
+         */
+        get: operations["listNodes"];
         put?: never;
         post?: never;
         delete?: never;
@@ -389,23 +628,29 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Plans */
-        post: operations["plans_v1_plans_post"];
+        /**
+         * Create
+         * @description Plan a spec without submitting it.
+         */
+        post: operations["createPlan"];
         delete?: never;
         options?: never;
         head?: never;
         patch?: never;
         trace?: never;
     };
-    "/v1/nodes": {
+    "/v1/plans/{plan_id}": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Nodes */
-        get: operations["nodes_v1_nodes_get"];
+        /**
+         * Get
+         * @description A plan that was not ready at once.
+         */
+        get: operations["getPlan"];
         put?: never;
         post?: never;
         delete?: never;
@@ -421,8 +666,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Queue */
-        get: operations["queue_v1_queue_get"];
+        /**
+         * Get Queue
+         * @description The jobs that wait, in the order of start, each with the reason.
+         */
+        get: operations["getQueue"];
         put?: never;
         post?: never;
         delete?: never;
@@ -431,34 +679,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/zz": {
+    "/v1/reports": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Zz */
-        get: operations["zz_v1_zz_get"];
+        get?: never;
         put?: never;
-        post?: never;
+        /**
+         * Post Report
+         * @description Apply a batch once; the answer names the highest batch applied, from which the sender goes on.
+         */
+        post: operations["postReport"];
         delete?: never;
         options?: never;
         head?: never;
         patch?: never;
         trace?: never;
     };
-    "/v1/feed": {
+    "/v1/tokens": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Feed */
-        get: operations["feed_v1_feed_get"];
+        get?: never;
         put?: never;
-        post?: never;
+        /**
+         * Create Token
+         * @description Make a token for a user; creates the user, or sets the role of one that exists.
+         */
+        post: operations["createToken"];
         delete?: never;
         options?: never;
         head?: never;
@@ -480,13 +734,46 @@ export interface components {
          * @description One job's result of a bulk action.
          */
         ActionResult: {
+            /** Error */
+            error?: string | null;
             /** Id */
             id: string;
             /** Ok */
             ok: boolean;
             status: components["schemas"]["Status"] | null;
-            /** Error */
-            error?: string | null;
+        };
+        /**
+         * AdamWSpec
+         * @description AdamW (Loshchilov and Hutter 2019); no weight decay on norms and biases.
+         */
+        AdamWSpec: {
+            /**
+             * Betas
+             * @description decay of the two moments
+             * @default [
+             *       0.9,
+             *       0.95
+             *     ]
+             */
+            betas: number[];
+            /**
+             * Kind
+             * @default adamw
+             * @constant
+             */
+            kind: "adamw";
+            /**
+             * Lr
+             * @description peak learning rate
+             * @default 0.0003
+             */
+            lr: number;
+            /**
+             * Weight Decay
+             * @description decoupled, times the learning rate
+             * @default 0.1
+             */
+            weight_decay: number;
         };
         /**
          * AttemptStatus
@@ -501,54 +788,75 @@ export interface components {
          * @description One launch of the whole group of ranks; never changed once it has ended.
          */
         AttemptView: {
-            /** Id */
-            id: string;
-            /**
-             * Number
-             * @description also the fence
-             */
-            number: number;
-            status: components["schemas"]["AttemptStatus"];
-            reason: components["schemas"]["ReasonView"] | null;
-            error: components["schemas"]["ErrorView"] | null;
-            /** Ranks */
-            ranks: number;
-            /** Stage */
-            stage: number;
-            /** Device */
-            device: ("cpu" | "cuda") | null;
             /**
              * Created At
              * Format: date-time
              */
             created_at: string;
+            /** Device */
+            device: ("cpu" | "cuda") | null;
+            /** Digest */
+            digest: string | null;
+            /** Ended At */
+            ended_at: string | null;
+            error: components["schemas"]["ErrorView"] | null;
+            /** First Step */
+            first_step: number | null;
+            /** Id */
+            id: string;
+            /** Last Step */
+            last_step: number | null;
+            /**
+             * Number
+             * @description also the fence
+             */
+            number: number;
+            /** Rank States */
+            rank_states: components["schemas"]["RankView"][];
+            /** Ranks */
+            ranks: number;
+            reason: components["schemas"]["ReasonView"] | null;
+            /** Resumed From Checkpoint */
+            resumed_from_checkpoint: string | null;
+            /** Resumed From Step */
+            resumed_from_step: number | null;
+            /** Stage */
+            stage: number;
             /**
              * Started At
              * @description first rank training
              */
             started_at: string | null;
-            /** Ended At */
-            ended_at: string | null;
-            /** Resumed From Step */
-            resumed_from_step: number | null;
-            /** Resumed From Checkpoint */
-            resumed_from_checkpoint: string | null;
-            /** First Step */
-            first_step: number | null;
-            /** Last Step */
-            last_step: number | null;
-            /** Digest */
-            digest: string | null;
-            /** Rank States */
-            rank_states: components["schemas"]["RankView"][];
+            status: components["schemas"]["AttemptStatus"];
         };
-        /** Body_login_v1_login_post */
-        Body_login_v1_login_post: {
-            /** Token */
-            token: string;
+        /**
+         * BpeTokenizer
+         * @description Byte-level BPE trained on the text itself.
+         */
+        BpeTokenizer: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "bpe";
+            /**
+             * Vocab
+             * @description tokens, the 256 bytes among them
+             * @default 4096
+             */
+            vocab: number;
         };
-        /** BulkCancel */
+        /**
+         * BulkCancel
+         * @description Which jobs to cancel: by id, or all that a filter means at this moment.
+         * @example {
+         *       "filter": {
+         *         "status": "queued"
+         *       }
+         *     }
+         */
         BulkCancel: {
+            filter?: components["schemas"]["JobFilter"] | null;
             /** Ids */
             ids?: string[] | null;
         };
@@ -561,18 +869,64 @@ export interface components {
             results: components["schemas"]["ActionResult"][];
         };
         /**
+         * CharTokenizer
+         * @description One token per byte: needs no training; vocabulary 256.
+         */
+        CharTokenizer: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "bytes";
+        };
+        /**
+         * CheckpointRecord
+         * @description A manifest was published: from now on the checkpoint exists.
+         */
+        CheckpointRecord: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Digest */
+            digest: string;
+            /**
+             * Eval Loss
+             * @default null
+             */
+            eval_loss: number | null;
+            /** Folder */
+            folder: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "checkpoint";
+            /** Ranks */
+            ranks: number;
+            /** Seconds */
+            seconds: number;
+            /** Shards */
+            shards: components["schemas"]["ShardRecord"][];
+            /** Stage */
+            stage: number;
+            /** Step */
+            step: number;
+        };
+        /**
          * CheckpointShardView
          * @description One rank's file of a checkpoint.
          */
         CheckpointShardView: {
-            /** Rank */
-            rank: number;
-            /** File */
-            file: string;
             /** Bytes */
             bytes: number;
             /** Checksum */
             checksum: string;
+            /** File */
+            file: string;
+            /** Rank */
+            rank: number;
             /**
              * Status
              * @enum {string}
@@ -580,48 +934,118 @@ export interface components {
             status: "ok" | "missing" | "corrupt";
         };
         /**
+         * CheckpointSpec
+         * @description When to save and what to keep; there is always one after the last step.
+         */
+        CheckpointSpec: {
+            /**
+             * Every
+             * @description steps; 0: only after the last step
+             * @default 50
+             */
+            every: number;
+            /**
+             * Keep Best
+             * @description by validation loss
+             * @default 0
+             */
+            keep_best: number;
+            /**
+             * Keep Latest
+             * @description newest checkpoints kept; at least 2
+             * @default 2
+             */
+            keep_latest: number;
+        };
+        /**
          * CheckpointView
          * @description A published checkpoint.
          */
         CheckpointView: {
-            /** Id */
-            id: string;
-            /** Job Id */
-            job_id: string;
             /** Attempt */
             attempt: number;
-            /** Step */
-            step: number;
-            /** Folder */
-            folder: string;
-            /**
-             * Status
-             * @enum {string}
-             */
-            status: "complete" | "verified" | "corrupt" | "deleted";
-            /** Problem */
-            problem: string | null;
-            /** Ranks */
-            ranks: number;
-            /** Stage */
-            stage: number;
             /** Bytes */
             bytes: number;
-            /** Digest */
-            digest: string;
-            /** Eval Loss */
-            eval_loss: number | string | null;
-            /** Seconds */
-            seconds: number;
-            /** Pinned */
-            pinned: boolean;
             /**
              * Created At
              * Format: date-time
              */
             created_at: string;
+            /** Digest */
+            digest: string;
+            /** Eval Loss */
+            eval_loss: number | string | null;
+            /** Folder */
+            folder: string;
+            /** Id */
+            id: string;
+            /** Job Id */
+            job_id: string;
+            /** Pinned */
+            pinned: boolean;
+            /** Problem */
+            problem: string | null;
+            /** Ranks */
+            ranks: number;
+            /** Seconds */
+            seconds: number;
             /** Shards */
             shards: components["schemas"]["CheckpointShardView"][];
+            /** Stage */
+            stage: number;
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "complete" | "verified" | "corrupt" | "deleted";
+            /** Step */
+            step: number;
+        };
+        /**
+         * CloneRequest
+         * @description A new job from an old one's spec, from step 0; the chunk keeps its number, so that the bits can be compared.
+         */
+        CloneRequest: {
+            /** Name */
+            name?: string | null;
+            /** Ranks */
+            ranks?: number | null;
+            train?: components["schemas"]["ResumeTrain"] | null;
+            zero?: components["schemas"]["ZeroSpec"] | null;
+        };
+        /**
+         * ConstantSchedule
+         * @description The optimizer's `lr` at every step.
+         */
+        ConstantSchedule: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "constant";
+        };
+        /**
+         * CosineSchedule
+         * @description Linear warm-up to `lr`, then a cosine down to `min_lr` at the last step.
+         */
+        CosineSchedule: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "cosine";
+            /**
+             * Min Lr
+             * @description learning rate of the last step
+             * @default 0.00003
+             */
+            min_lr: number;
+            /**
+             * Warmup Steps
+             * @description linear from lr / warmup_steps to lr
+             * @default 30
+             */
+            warmup_steps: number;
         };
         /**
          * Desired
@@ -630,39 +1054,99 @@ export interface components {
          */
         Desired: "run" | "pause" | "cancel" | "kill";
         /**
-         * ErrorView
-         * @description The exception of the first failing rank.
+         * DigitsData
+         * @description scikit-learn's bundled 8x8 images of digits: 64 inputs, 10 classes.
          */
-        ErrorView: {
-            /** Rank */
-            rank: number | null;
-            /** Type */
-            type: string;
+        DigitsData: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "digits";
+        };
+        /**
+         * ErrorInfo
+         * @description An exception as the first failing rank saw it.
+         */
+        ErrorInfo: {
+            /**
+             * Code
+             * @default null
+             */
+            code: string | null;
             /** Message */
             message: string;
             /** Traceback */
             traceback: string;
+            /** Type */
+            type: string;
+        };
+        /**
+         * ErrorView
+         * @description The exception of the first failing rank.
+         */
+        ErrorView: {
             /** Code */
             code?: string | null;
+            /** Message */
+            message: string;
+            /** Rank */
+            rank: number | null;
+            /** Traceback */
+            traceback: string;
+            /** Type */
+            type: string;
+        };
+        /**
+         * EvalSpec
+         * @description Evaluation before the first step, every `every` steps and after the last step; `every: 0` turns it off.
+         */
+        EvalSpec: {
+            /**
+             * Batches
+             * @description micro-batches of the validation set
+             * @default 8
+             */
+            batches: number;
+            /**
+             * Every
+             * @description steps; 0: no evaluation
+             * @default 50
+             */
+            every: number;
+        };
+        /**
+         * EventRecord
+         * @description Something a person should know: a checkpoint refused, evaluation off, a non-finite step skipped.
+         */
+        EventRecord: {
+            /** Action */
+            action: string;
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * Data
+             * @default {}
+             */
+            data: {
+                [key: string]: unknown;
+            };
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "event";
+            /** Message */
+            message: string;
         };
         /**
          * EventView
          * @description Something that happened to a job; transitions carry old and new.
          */
         EventView: {
-            /** Id */
-            id: number;
-            /** Job Id */
-            job_id: string | null;
-            /** Attempt */
-            attempt: number | null;
-            /** Rank */
-            rank: number | null;
-            /**
-             * At
-             * Format: date-time
-             */
-            at: string;
             /**
              * Action
              * @example job.cancel_requested
@@ -675,60 +1159,73 @@ export interface components {
              * @example rank:0
              */
             actor: string;
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Attempt */
+            attempt: number | null;
             /** Cause */
             cause: string | null;
-            /** Old */
-            old: string | null;
-            /** New */
-            new: string | null;
-            /** Message */
-            message: string;
             /** Data */
             data: {
                 [key: string]: unknown;
             };
+            /** Id */
+            id: number;
+            /** Job Id */
+            job_id: string | null;
+            /** Message */
+            message: string;
+            /** New */
+            new: string | null;
+            /** Old */
+            old: string | null;
+            /** Rank */
+            rank: number | null;
         };
         /**
          * ExplainView
          * @description Why a job is where it is, and what would move it.
          */
         ExplainView: {
+            /** Free Slots */
+            free_slots: number;
             /** Job Id */
             job_id: string;
-            status: components["schemas"]["Status"];
-            reason: components["schemas"]["ReasonView"] | null;
-            /** Sentence */
-            sentence: string;
-            /** Unblock */
-            unblock: string | null;
+            /** Jobs Ahead */
+            jobs_ahead: string[];
+            /** Max Ranks */
+            max_ranks: number;
             /**
              * Position
              * @description 1-based place in the queue
              */
             position: number | null;
-            /** Jobs Ahead */
-            jobs_ahead: string[];
+            reason: components["schemas"]["ReasonView"] | null;
             /** Requested Slots */
             requested_slots: number;
-            /** Free Slots */
-            free_slots: number;
+            /** Sentence */
+            sentence: string;
+            status: components["schemas"]["Status"];
             /** Total Slots */
             total_slots: number;
-            /** Max Ranks */
-            max_ranks: number;
+            /** Unblock */
+            unblock: string | null;
         };
         /**
          * FeedChange
          * @description Data of an SSE message of `/v1/feed`: something of this topic changed; fetch what you show.
          */
         FeedChange: {
+            /** Job Id */
+            job_id: string | null;
             /**
              * Topic
              * @enum {string}
              */
             topic: "job" | "metrics" | "memory" | "ledger" | "logs" | "checkpoints" | "events" | "queue" | "nodes";
-            /** Job Id */
-            job_id: string | null;
             /**
              * Version
              * @description job version after the change, when the topic is job
@@ -741,86 +1238,194 @@ export interface components {
          */
         FieldProblem: {
             /**
-             * Pointer
-             * @description RFC 6901 pointer into the body, or the name of a query parameter
-             * @example /train/learning_rate
+             * Column
+             * @description 1-based, when the body was YAML
              */
-            pointer: string;
-            /** Message */
-            message: string;
-            /**
-             * Value
-             * @description what was sent, shortened
-             */
-            value?: string | null;
-            /** Suggestion */
-            suggestion?: string | null;
+            column?: number | null;
             /**
              * Line
              * @description 1-based, when the body was YAML
              */
             line?: number | null;
+            /** Message */
+            message: string;
             /**
-             * Column
-             * @description 1-based, when the body was YAML
+             * Pointer
+             * @description RFC 6901 pointer into the body, or the name of a query parameter
+             * @example /train/learning_rate
              */
-            column?: number | null;
+            pointer: string;
+            /** Suggestion */
+            suggestion?: string | null;
+            /**
+             * Value
+             * @description what was sent, shortened
+             */
+            value?: string | null;
+        };
+        /**
+         * GptModel
+         * @description GPT-2 shaped: learned positions, LayerNorm 1e-5, biases, erf GELU. The vocabulary comes from the data.
+         */
+        GptModel: {
+            /**
+             * Context
+             * @description tokens per sequence
+             * @default 256
+             */
+            context: number;
+            /**
+             * Dropout
+             * @description probability, in embedding, attention and residual branches
+             * @default 0
+             */
+            dropout: number;
+            /**
+             * Heads
+             * @description attention heads
+             * @default 8
+             */
+            heads: number;
+            /**
+             * Hidden
+             * @description width of the residual stream; a multiple of `heads`
+             * @default 256
+             */
+            hidden: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "gpt";
+            /**
+             * Layers
+             * @description transformer blocks
+             * @default 6
+             */
+            layers: number;
+            /**
+             * Tied
+             * @description the output projection shares the token embedding
+             * @default true
+             */
+            tied: boolean;
+        };
+        /**
+         * HealthView
+         * @description Liveness or readiness.
+         */
+        HealthView: {
+            /**
+             * Checks
+             * @default {}
+             */
+            checks: {
+                [key: string]: string;
+            };
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "ok" | "unavailable";
         };
         /**
          * Holder
          * @description A rank that holds a slot.
          */
         Holder: {
+            /** Attempt */
+            attempt: number;
             /** Job Id */
             job_id: string;
             /** Job Name */
             job_name: string;
-            /** Attempt */
-            attempt: number;
             /** Rank */
             rank: number;
+        };
+        /**
+         * JobFilter
+         * @description The jobs that a list with the same filters shows.
+         */
+        JobFilter: {
+            /** Owner */
+            owner?: string | null;
+            /**
+             * Q
+             * @default
+             */
+            q: string;
+            /**
+             * Status
+             * @example queued,running
+             */
+            status?: string | null;
+            /** Tag */
+            tag?: string | null;
         };
         /**
          * JobListItem
          * @description One row of the jobs table; everything comes from summary rows, never from points.
          */
         JobListItem: {
-            /** Id */
-            id: string;
-            /** Name */
-            name: string;
-            /** Tags */
-            tags: string[];
-            /** Owner */
-            owner: string;
-            status: components["schemas"]["Status"];
-            desired: components["schemas"]["Desired"];
-            reason: components["schemas"]["ReasonView"] | null;
-            /** Priority */
-            priority: number;
+            /** Allowed Actions */
+            allowed_actions: components["schemas"]["Action"][];
             /**
-             * Version
-             * @description grows with every change; the ETag for If-Match
+             * Attempt
+             * @description number of the newest attempt, 0 before the first
              */
-            version: number;
+            attempt: number;
             /**
              * Created At
              * Format: date-time
              */
             created_at: string;
-            /**
-             * Started At
-             * @description first attempt's launch
-             */
-            started_at: string | null;
+            desired: components["schemas"]["Desired"];
             /** Ended At */
             ended_at: string | null;
+            /** Eta Seconds */
+            eta_seconds: number | null;
+            /** Id */
+            id: string;
+            /**
+             * Last Report At
+             * @description last sign of life of the running attempt
+             */
+            last_report_at: string | null;
+            /** Loss */
+            loss: number | string | null;
+            /** Model Kind */
+            model_kind: string;
+            /** Name */
+            name: string;
+            /** Owner */
+            owner: string;
             /**
              * Phase
              * @description phase of the slowest rank of the running attempt
              * @example training
              */
             phase: string | null;
+            /** Priority */
+            priority: number;
+            /** Ranks */
+            ranks: number;
+            reason: components["schemas"]["ReasonView"] | null;
+            /**
+             * Sparkline
+             * @description at most 40 values of the loss, evenly over the steps; null: non-finite or absent
+             */
+            sparkline: (number | null)[];
+            /**
+             * Stage
+             * @description None: auto, not yet decided
+             */
+            stage: number | null;
+            /**
+             * Started At
+             * @description first attempt's launch
+             */
+            started_at: string | null;
+            status: components["schemas"]["Status"];
             /**
              * Step
              * @description last completed optimizer step
@@ -831,61 +1436,51 @@ export interface components {
              * @description steps asked for
              */
             steps: number;
-            /** Loss */
-            loss: number | string | null;
+            /** Tags */
+            tags: string[];
             /**
-             * Sparkline
-             * @description at most 40 values of the loss, evenly over the steps; null: non-finite or absent
+             * Version
+             * @description grows with every change; the ETag for If-Match
              */
-            sparkline: (number | null)[];
-            /** Ranks */
-            ranks: number;
-            /**
-             * Stage
-             * @description None: auto, not yet decided
-             */
-            stage: number | null;
-            /**
-             * Attempt
-             * @description number of the newest attempt, 0 before the first
-             */
-            attempt: number;
-            /** Model Kind */
-            model_kind: string;
-            /** Eta Seconds */
-            eta_seconds: number | null;
-            /**
-             * Last Report At
-             * @description last sign of life of the running attempt
-             */
-            last_report_at: string | null;
-            /** Allowed Actions */
-            allowed_actions: components["schemas"]["Action"][];
+            version: number;
         };
         /**
          * JobPage
          * @description A page of jobs, with how many jobs there are per status under the same filters but the status itself.
          */
         JobPage: {
-            /** Items */
-            items: components["schemas"]["JobListItem"][];
-            /** Next Cursor */
-            next_cursor?: string | null;
             /** Counts */
             counts: {
                 [key: string]: number;
             };
+            /** Items */
+            items: components["schemas"]["JobListItem"][];
+            /** Next Cursor */
+            next_cursor?: string | null;
+        };
+        /**
+         * JobPatch
+         * @description What may be changed of a job at any time.
+         */
+        JobPatch: {
+            /** Name */
+            name?: string | null;
+            /** Priority */
+            priority?: number | null;
+            /** Tags */
+            tags?: string[] | null;
         };
         /**
          * JobPlanView
          * @description The plan of a job: predicted at submit, and as the engine of the newest attempt computed it.
          */
         JobPlanView: {
-            /** Job Id */
-            job_id: string;
-            predicted: components["schemas"]["PlanView"] | null;
             /** Attempt */
             attempt: number | null;
+            /** Chunk */
+            chunk: number;
+            /** Job Id */
+            job_id: string;
             /**
              * Memory
              * @description index: rank; bytes by category, from the engine
@@ -893,6 +1488,11 @@ export interface components {
             memory: {
                 [key: string]: number;
             }[];
+            /** Parameters */
+            parameters: number | null;
+            predicted: components["schemas"]["PlanView"] | null;
+            /** Stage */
+            stage: number | null;
             /**
              * Traffic
              * @description index: rank; bytes by purpose, from the engine
@@ -900,54 +1500,162 @@ export interface components {
             traffic: {
                 [key: string]: number;
             }[];
-            /** Stage */
-            stage: number | null;
-            /** Chunk */
-            chunk: number;
-            /** Parameters */
-            parameters: number | null;
+        };
+        /**
+         * JobSpec
+         * @description A whole job spec; see `docs/job-spec.md`, generated from these models.
+         */
+        JobSpec: {
+            /**
+             * @default {
+             *       "every": 50,
+             *       "keep_best": 0,
+             *       "keep_latest": 2
+             *     }
+             */
+            checkpoint: components["schemas"]["CheckpointSpec"];
+            /** Data */
+            data: components["schemas"]["TextData"] | components["schemas"]["TokensData"] | components["schemas"]["DigitsData"];
+            /** Model */
+            model: components["schemas"]["GptModel"] | components["schemas"]["MlpModel"] | components["schemas"]["PythonModel"];
+            /**
+             * Name
+             * @description free text in any script; never a path
+             */
+            name: string;
+            /**
+             * Priority
+             * @description higher first
+             * @default 50
+             */
+            priority: number;
+            /**
+             * @default {
+             *       "device": "auto",
+             *       "ranks": 2,
+             *       "threads_per_rank": 1
+             *     }
+             */
+            resources: components["schemas"]["ResourceSpec"];
+            /**
+             * @default {
+             *       "infrastructure_failures": 10,
+             *       "user_failures": 0
+             *     }
+             */
+            restart: components["schemas"]["RestartSpec"];
+            /**
+             * Stop Grace Seconds
+             * @description to reach the next step boundary; then a stop is a kill
+             * @default 30
+             */
+            stop_grace_seconds: number;
+            /**
+             * Tags
+             * @description free words to filter by
+             * @default []
+             */
+            tags: string[];
+            train: components["schemas"]["TrainSpec"];
+            /**
+             * @default {
+             *       "activation_checkpointing": "none",
+             *       "offload": "none",
+             *       "self_test": false,
+             *       "stage": "auto"
+             *     }
+             */
+            zero: components["schemas"]["ZeroSpec"];
         };
         /**
          * JobView
          * @description A job with all that its page shows.
          */
         JobView: {
-            /** Id */
-            id: string;
-            /** Name */
-            name: string;
-            /** Tags */
-            tags: string[];
-            /** Owner */
-            owner: string;
-            status: components["schemas"]["Status"];
-            desired: components["schemas"]["Desired"];
-            reason: components["schemas"]["ReasonView"] | null;
-            /** Priority */
-            priority: number;
+            /** Allowed Actions */
+            allowed_actions: components["schemas"]["Action"][];
             /**
-             * Version
-             * @description grows with every change; the ETag for If-Match
+             * Attempt
+             * @description number of the newest attempt, 0 before the first
              */
-            version: number;
+            attempt: number;
+            /**
+             * Chunk
+             * @description C, fixed at submit
+             */
+            chunk: number;
+            /** Cloned From */
+            cloned_from: string | null;
             /**
              * Created At
              * Format: date-time
              */
             created_at: string;
+            current_attempt: components["schemas"]["AttemptView"] | null;
+            desired: components["schemas"]["Desired"];
             /**
-             * Started At
-             * @description first attempt's launch
+             * Digest
+             * @description 16 hex digits after the last digested step
              */
-            started_at: string | null;
+            digest: string | null;
             /** Ended At */
             ended_at: string | null;
+            error: components["schemas"]["ErrorView"] | null;
+            /** Eta Seconds */
+            eta_seconds: number | null;
+            /** Id */
+            id: string;
+            /**
+             * Last Report At
+             * @description last sign of life of the running attempt
+             */
+            last_report_at: string | null;
+            /** Loss */
+            loss: number | string | null;
+            /**
+             * Micro Batches
+             * @description V
+             */
+            micro_batches: number;
+            /** Model Kind */
+            model_kind: string;
+            /** Name */
+            name: string;
+            /** Owner */
+            owner: string;
             /**
              * Phase
              * @description phase of the slowest rank of the running attempt
              * @example training
              */
             phase: string | null;
+            /** Priority */
+            priority: number;
+            /** Ranks */
+            ranks: number;
+            reason: components["schemas"]["ReasonView"] | null;
+            /**
+             * Sparkline
+             * @description at most 40 values of the loss, evenly over the steps; null: non-finite or absent
+             */
+            sparkline: (number | null)[];
+            /** Spec */
+            spec: {
+                [key: string]: unknown;
+            };
+            /** Spec Yaml */
+            spec_yaml: string;
+            /**
+             * Stage
+             * @description None: auto, not yet decided
+             */
+            stage: number | null;
+            /**
+             * Started At
+             * @description first attempt's launch
+             */
+            started_at: string | null;
+            status: components["schemas"]["Status"];
             /**
              * Step
              * @description last completed optimizer step
@@ -958,94 +1666,65 @@ export interface components {
              * @description steps asked for
              */
             steps: number;
-            /** Loss */
-            loss: number | string | null;
-            /**
-             * Sparkline
-             * @description at most 40 values of the loss, evenly over the steps; null: non-finite or absent
-             */
-            sparkline: (number | null)[];
-            /** Ranks */
-            ranks: number;
-            /**
-             * Stage
-             * @description None: auto, not yet decided
-             */
-            stage: number | null;
-            /**
-             * Attempt
-             * @description number of the newest attempt, 0 before the first
-             */
-            attempt: number;
-            /** Model Kind */
-            model_kind: string;
-            /** Eta Seconds */
-            eta_seconds: number | null;
-            /**
-             * Last Report At
-             * @description last sign of life of the running attempt
-             */
-            last_report_at: string | null;
-            /** Allowed Actions */
-            allowed_actions: components["schemas"]["Action"][];
-            /** Spec */
-            spec: {
-                [key: string]: unknown;
-            };
-            /** Spec Yaml */
-            spec_yaml: string;
-            /**
-             * Chunk
-             * @description C, fixed at submit
-             */
-            chunk: number;
-            /**
-             * Micro Batches
-             * @description V
-             */
-            micro_batches: number;
+            /** Tags */
+            tags: string[];
             /** Tokens Per Second */
             tokens_per_second: number | string | null;
             /**
-             * Digest
-             * @description 16 hex digits after the last digested step
+             * Version
+             * @description grows with every change; the ETag for If-Match
              */
-            digest: string | null;
-            /** Cloned From */
-            cloned_from: string | null;
-            error: components["schemas"]["ErrorView"] | null;
-            current_attempt: components["schemas"]["AttemptView"] | null;
+            version: number;
         };
         /**
          * LedgerEntry
          * @description One purpose on one rank: planned beside measured.
          */
         LedgerEntry: {
-            /** Purpose */
-            purpose: string;
-            /** Planned Bytes */
-            planned_bytes: number | null;
             /** Measured Bytes */
             measured_bytes: number | null;
+            /** Planned Bytes */
+            planned_bytes: number | null;
+            /** Purpose */
+            purpose: string;
             /** Seconds */
             seconds: number | null;
+        };
+        /**
+         * LedgerRecord
+         * @description Measured traffic of one step on one rank, beside the plan.
+         */
+        LedgerRecord: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Bytes */
+            bytes: {
+                [key: string]: number;
+            };
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "ledger";
+            /** Seconds */
+            seconds: {
+                [key: string]: number;
+            };
+            /** Step */
+            step: number;
         };
         /**
          * LedgerView
          * @description Traffic against plan.
          */
         LedgerView: {
-            /** Job Id */
-            job_id: string;
             /** Attempt */
             attempt: number | null;
-            /** Ranks */
-            ranks: components["schemas"]["RankLedger"][];
-            /**
-             * Planned Bytes
-             * @description all ranks
-             */
-            planned_bytes: number;
+            /** Job Id */
+            job_id: string;
             /**
              * Measured Bytes
              * @description all ranks
@@ -1056,23 +1735,42 @@ export interface components {
              * @description the paper's volume of gradients and parameters, all ranks
              */
             paper_bytes: number | null;
+            /**
+             * Planned Bytes
+             * @description all ranks
+             */
+            planned_bytes: number;
+            /** Ranks */
+            ranks: components["schemas"]["RankLedger"][];
         };
         /**
          * LogLine
          * @description One line of output. `seq` orders the lines of a job.
          */
         LogLine: {
-            /** Seq */
-            seq: number;
-            /** Attempt */
-            attempt: number;
-            /** Rank */
-            rank: number;
             /**
              * At
              * Format: date-time
              */
             at: string;
+            /** Attempt */
+            attempt: number;
+            /**
+             * Open
+             * @description still being written; it may change, and its seq is not final
+             * @default false
+             */
+            open: boolean;
+            /** Rank */
+            rank: number;
+            /** Seq */
+            seq: number;
+            /**
+             * Split
+             * @description the line goes on in the next one: it was too long
+             * @default false
+             */
+            split: boolean;
             /**
              * Stream
              * @enum {string}
@@ -1080,35 +1778,60 @@ export interface components {
             stream: "stdout" | "stderr" | "shardyard";
             /** Text */
             text: string;
+        };
+        /**
+         * LogRecord
+         * @description A piece of a rank's output, decoded as UTF-8 with replacement.
+         */
+        LogRecord: {
             /**
-             * Split
-             * @description the line goes on in the next one: it was too long
-             * @default false
+             * At
+             * Format: date-time
              */
-            split: boolean;
+            at: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "log";
+            /**
+             * Stream
+             * @enum {string}
+             */
+            stream: "stdout" | "stderr" | "shardyard";
+            /** Text */
+            text: string;
         };
         /**
          * LogView
          * @description A window of a job's log in time order; without a cursor its tail.
          */
         LogView: {
+            /**
+             * Dropped Bytes
+             * @description output beyond the cap of the attempts, middle dropped
+             */
+            dropped_bytes: number;
             /** Items */
             items: components["schemas"]["LogLine"][];
-            /**
-             * Next Before
-             * @description pass as before= for older lines; None at the beginning
-             */
-            next_before: number | null;
             /**
              * Next After
              * @description pass as after= for newer lines
              */
             next_after: number | null;
             /**
-             * Dropped Bytes
-             * @description output beyond the cap of the attempts, middle dropped
+             * Next Before
+             * @description pass as before= for older lines; None at the beginning
              */
-            dropped_bytes: number;
+            next_before: number | null;
+        };
+        /**
+         * LoginBody
+         * @description A token pasted into the page.
+         */
+        LoginBody: {
+            /** Token */
+            token: string;
         };
         /**
          * MeView
@@ -1124,61 +1847,143 @@ export interface components {
             role: "admin" | "member" | "viewer";
         };
         /**
-         * MemorySampleView
-         * @description Bytes of one rank by category at the peak of a phase.
+         * MemoryRecord
+         * @description Bytes of one rank by category, at the peak within the step.
          */
-        MemorySampleView: {
-            /** Step */
-            step: number;
-            /** Attempt */
-            attempt: number;
-            /** Rank */
-            rank: number;
-            /** Phase */
-            phase: string;
+        MemoryRecord: {
+            /**
+             * Activations
+             * @default 0
+             */
+            activations: number;
+            /**
+             * Allocated
+             * @default 0
+             */
+            allocated: number;
             /**
              * At
              * Format: date-time
              */
             at: string;
-            /** Params */
+            /**
+             * Buckets
+             * @default 0
+             */
+            buckets: number;
+            /**
+             * Grads
+             * @default 0
+             */
+            grads: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "memory";
+            /**
+             * Master
+             * @default 0
+             */
+            master: number;
+            /**
+             * Moments
+             * @default 0
+             */
+            moments: number;
+            /**
+             * Other
+             * @default 0
+             */
+            other: number;
+            /**
+             * Params
+             * @default 0
+             */
             params: number;
+            /**
+             * Phase
+             * @default peak
+             * @enum {string}
+             */
+            phase: "rest" | "forward" | "backward" | "reduce" | "update" | "gather" | "peak";
+            /**
+             * Reserved
+             * @default 0
+             */
+            reserved: number;
+            /**
+             * Rss
+             * @default 0
+             */
+            rss: number;
+            /**
+             * Slots
+             * @default 0
+             */
+            slots: number;
+            /** Step */
+            step: number;
+            /**
+             * Sums
+             * @default 0
+             */
+            sums: number;
+        };
+        /**
+         * MemorySampleView
+         * @description Bytes of one rank by category at the peak of a phase.
+         */
+        MemorySampleView: {
+            /** Activations */
+            activations: number;
+            /** Allocated */
+            allocated: number;
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Attempt */
+            attempt: number;
+            /** Buckets */
+            buckets: number;
             /** Grads */
             grads: number;
-            /** Sums */
-            sums: number;
             /** Master */
             master: number;
             /** Moments */
             moments: number;
-            /** Buckets */
-            buckets: number;
-            /** Slots */
-            slots: number;
-            /** Activations */
-            activations: number;
             /** Other */
             other: number;
-            /** Allocated */
-            allocated: number;
+            /** Params */
+            params: number;
+            /** Phase */
+            phase: string;
+            /** Rank */
+            rank: number;
             /** Reserved */
             reserved: number;
             /** Rss */
             rss: number;
+            /** Slots */
+            slots: number;
+            /** Step */
+            step: number;
+            /** Sums */
+            sums: number;
         };
         /**
          * MemoryView
          * @description Measured memory beside the plan and the paper's lines.
          */
         MemoryView: {
-            /** Job Id */
-            job_id: string;
             /** Attempt */
             attempt: number | null;
-            /** Ranks */
-            ranks: number;
-            /** Samples */
-            samples: components["schemas"]["MemorySampleView"][];
+            /** Job Id */
+            job_id: string;
+            /** Paper */
+            paper: components["schemas"]["StageBytes"][];
             /**
              * Phases
              * @description newest sample of each rank and phase
@@ -1191,8 +1996,10 @@ export interface components {
             plan: {
                 [key: string]: number;
             }[];
-            /** Paper */
-            paper: components["schemas"]["StageBytes"][];
+            /** Ranks */
+            ranks: number;
+            /** Samples */
+            samples: components["schemas"]["MemorySampleView"][];
         };
         /**
          * MetricsView
@@ -1201,18 +2008,54 @@ export interface components {
         MetricsView: {
             /** Job Id */
             job_id: string;
-            /** Width */
-            width: number;
             /** Series */
             series: components["schemas"]["SeriesView"][];
+            /** Width */
+            width: number;
+        };
+        /**
+         * MlpModel
+         * @description A multi-layer perceptron with ReLU between linear layers; input and output width come from the data.
+         */
+        MlpModel: {
+            /**
+             * Hidden
+             * @description widths of the hidden layers, input side first
+             * @default [
+             *       128,
+             *       64,
+             *       32
+             *     ]
+             */
+            hidden: number[];
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "mlp";
+        };
+        /**
+         * NewToken
+         * @description A user to create, or to give another token and role.
+         */
+        NewToken: {
+            /**
+             * Name
+             * @example ada
+             */
+            name: string;
+            /**
+             * Role
+             * @default member
+             * @enum {string}
+             */
+            role: "admin" | "member" | "viewer";
         };
         /**
          * NodeView
          * @description One machine of the cluster as last seen.
          */
         NodeView: {
-            /** Id */
-            id: string;
             /** Address */
             address: string;
             /** Alive */
@@ -1222,23 +2065,25 @@ export interface components {
              * @enum {string}
              */
             device: "cpu" | "cuda";
-            /** Slots */
-            slots: number;
-            /** Free Slots */
-            free_slots: number;
-            /** Memory Bytes */
-            memory_bytes: number;
             /** Device Memory Bytes */
             device_memory_bytes: number;
             /** Devices */
             devices: string[];
+            /** Free Slots */
+            free_slots: number;
+            /** Holders */
+            holders: components["schemas"]["Holder"][];
+            /** Id */
+            id: string;
+            /** Memory Bytes */
+            memory_bytes: number;
             /**
              * Seen At
              * Format: date-time
              */
             seen_at: string;
-            /** Holders */
-            holders: components["schemas"]["Holder"][];
+            /** Slots */
+            slots: number;
         };
         /**
          * NodesView
@@ -1284,43 +2129,96 @@ export interface components {
          * @description A user's model is planned in a rank process: fetch the result later.
          */
         PendingPlan: {
+            /** Error */
+            error?: string | null;
+            /** Href */
+            href: string;
             /** Id */
             id: string;
+            plan?: components["schemas"]["PlanView"] | null;
             /**
              * Status
              * @enum {string}
              */
             status: "pending" | "done" | "failed";
-            /** Href */
-            href: string;
-            plan?: components["schemas"]["PlanView"] | null;
-            /** Error */
-            error?: string | null;
+        };
+        /**
+         * PhaseRecord
+         * @description The rank entered a phase of its life.
+         */
+        PhaseRecord: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "phase";
+            /**
+             * Phase
+             * @enum {string}
+             */
+            phase: "started" | "preparing" | "joining" | "building" | "restoring" | "training" | "saving" | "finished";
+        };
+        /**
+         * PlanRecord
+         * @description The plan of this attempt as the engine computed it (bytes by category per rank, bytes per step by purpose).
+         */
+        PlanRecord: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Chunk */
+            chunk: number;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "plan";
+            /** Memory */
+            memory: {
+                [key: string]: number;
+            }[];
+            /** Parameters */
+            parameters: number;
+            /** Stage */
+            stage: number;
+            /** Traffic */
+            traffic: {
+                [key: string]: number;
+            }[];
         };
         /**
          * PlanView
          * @description What a spec would cost, before launch.
          */
         PlanView: {
-            /** Ranks */
-            ranks: number;
-            /** Micro Batches */
-            micro_batches: number;
+            /**
+             * Activation Bytes
+             * @description estimate for one micro-batch; not owned by the engine
+             */
+            activation_bytes: number | null;
+            /** Advice */
+            advice: string;
+            /** Advised Stage */
+            advised_stage: number;
             /** Chunk */
             chunk: number;
-            /** Parameters */
-            parameters: number;
+            /**
+             * Device Memory Bytes
+             * @description of one rank's device; None: not known, everything fits
+             */
+            device_memory_bytes: number | null;
             /**
              * Exact
              * @description false: the vocabulary or the user's model is not known before the start
              */
             exact: boolean;
-            /** Device Memory Bytes */
-            device_memory_bytes: number | null;
-            /** Advised Stage */
-            advised_stage: number;
-            /** Advice */
-            advice: string;
             /** Fits */
             fits: boolean;
             /**
@@ -1328,6 +2226,21 @@ export interface components {
              * @description share of rank time idle because V is not divisible by ranks
              */
             idle_share: number;
+            /** Link Gbps */
+            link_gbps?: number | null;
+            /** Micro Batches */
+            micro_batches: number;
+            /**
+             * Note
+             * @description what the spec would need for this many ranks
+             */
+            note?: string | null;
+            /** Padded Parameters */
+            padded_parameters: number;
+            /** Parameters */
+            parameters: number;
+            /** Ranks */
+            ranks: number;
             /** Stages */
             stages: components["schemas"]["StagePlan"][];
         };
@@ -1336,19 +2249,41 @@ export interface components {
          * @description A step, or the run of steps that it stands for with their min and max; value None is a gap (non-finite).
          */
         PointView: {
-            /** Step */
-            step: number;
             /**
              * At
              * Format: date-time
              */
             at: string;
-            /** Value */
-            value: number | string | null;
-            /** Min */
-            min: number | string | null;
             /** Max */
             max: number | string | null;
+            /** Min */
+            min: number | string | null;
+            /** Step */
+            step: number;
+            /** Value */
+            value: number | string | null;
+        };
+        /**
+         * PointsRecord
+         * @description Values of named series at one step. Sent by rank 0 unless a series belongs to a rank.
+         */
+        PointsRecord: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "points";
+            /** Step */
+            step: number;
+            /** Values */
+            values: {
+                [key: string]: number;
+            };
         };
         /**
          * Problem
@@ -1356,17 +2291,10 @@ export interface components {
          */
         Problem: {
             /**
-             * Type
-             * @default about:blank
-             * @example urn:shardyard:problem:invalid_spec
+             * Allowed Actions
+             * @description what the present state allows
              */
-            type: string;
-            /** Title */
-            title: string;
-            /** Status */
-            status: number;
-            /** Detail */
-            detail: string;
+            allowed_actions?: components["schemas"]["Action"][] | null;
             /**
              * Code
              * @description stable name of the kind of error
@@ -1374,20 +2302,56 @@ export interface components {
              * @example illegal_action
              */
             code: string;
-            /** Instance */
-            instance?: string | null;
+            /** Detail */
+            detail: string;
             /**
              * Errors
              * @default []
              */
             errors: components["schemas"]["FieldProblem"][];
+            /** Instance */
+            instance?: string | null;
             /** @description present state, when an action was impossible */
             job_status?: components["schemas"]["Status"] | null;
+            /** Status */
+            status: number;
+            /** Title */
+            title: string;
             /**
-             * Allowed Actions
-             * @description what the present state allows
+             * Type
+             * @default about:blank
+             * @example urn:shardyard:problem:invalid_spec
              */
-            allowed_actions?: components["schemas"]["Action"][] | null;
+            type: string;
+        };
+        /**
+         * PythonModel
+         * @description The user's own nn.Module, imported in rank processes only.
+         */
+        PythonModel: {
+            /**
+             * Entry
+             * @description module:function that returns an nn.Module
+             */
+            entry: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "python";
+            /**
+             * Kwargs
+             * @description passed to the function
+             * @default {}
+             */
+            kwargs: {
+                [key: string]: unknown;
+            };
+            /**
+             * Path
+             * @description folder that holds the module
+             */
+            path: string;
         };
         /**
          * QueueItem
@@ -1400,18 +2364,18 @@ export interface components {
             name: string;
             /** Position */
             position: number;
-            /** Ranks */
-            ranks: number;
             /** Priority */
             priority: number;
+            /** Ranks */
+            ranks: number;
+            reason: components["schemas"]["ReasonView"] | null;
+            /** Unblock */
+            unblock: string | null;
             /**
              * Waiting Since
              * Format: date-time
              */
             waiting_since: string;
-            reason: components["schemas"]["ReasonView"] | null;
-            /** Unblock */
-            unblock: string | null;
         };
         /**
          * QueueView
@@ -1426,45 +2390,45 @@ export interface components {
          * @description Traffic of one rank in its newest reported step.
          */
         RankLedger: {
+            /** Entries */
+            entries: components["schemas"]["LedgerEntry"][];
+            /** Measured Bytes */
+            measured_bytes: number;
+            /** Planned Bytes */
+            planned_bytes: number;
             /** Rank */
             rank: number;
             /** Step */
             step: number;
-            /** Entries */
-            entries: components["schemas"]["LedgerEntry"][];
-            /** Planned Bytes */
-            planned_bytes: number;
-            /** Measured Bytes */
-            measured_bytes: number;
         };
         /**
          * RankView
          * @description One rank of an attempt as last seen.
          */
         RankView: {
+            /** Exit Code */
+            exit_code?: number | null;
+            /** Heartbeat Age Seconds */
+            heartbeat_age_seconds: number | null;
+            /** Node */
+            node: string | null;
+            /** Peak Rss Bytes */
+            peak_rss_bytes?: number | null;
+            /** Phase */
+            phase: string | null;
+            /** Pid */
+            pid: number | null;
             /** Rank */
             rank: number;
+            /** Signal */
+            signal?: number | null;
             /**
              * Status
              * @enum {string}
              */
             status: "starting" | "running" | "exited" | "lost";
-            /** Phase */
-            phase: string | null;
-            /** Node */
-            node: string | null;
-            /** Pid */
-            pid: number | null;
             /** Step */
             step: number;
-            /** Heartbeat Age Seconds */
-            heartbeat_age_seconds: number | null;
-            /** Exit Code */
-            exit_code?: number | null;
-            /** Signal */
-            signal?: number | null;
-            /** Peak Rss Bytes */
-            peak_rss_bytes?: number | null;
         };
         /**
          * ReasonView
@@ -1480,6 +2444,126 @@ export interface components {
             sentence: string;
         };
         /**
+         * ReportBatch
+         * @description Records seq by seq: batch n of an (attempt, rank) is sent until acknowledged, then n + 1.
+         */
+        ReportBatch: {
+            /** Attempt Id */
+            attempt_id: string;
+            /**
+             * Closed
+             * @default false
+             */
+            closed: boolean;
+            /** Fence */
+            fence: number;
+            /** Rank */
+            rank: number;
+            /** Records */
+            records: (components["schemas"]["PhaseRecord"] | components["schemas"]["PointsRecord"] | components["schemas"]["MemoryRecord"] | components["schemas"]["LogRecord"] | components["schemas"]["CheckpointRecord"] | components["schemas"]["PlanRecord"] | components["schemas"]["LedgerRecord"] | components["schemas"]["EventRecord"] | components["schemas"]["ResultRecord"])[];
+            /** Seq */
+            seq: number;
+        };
+        /**
+         * ReportReply
+         * @description The highest seq applied for this (attempt, rank); the sender goes on from there.
+         */
+        ReportReply: {
+            /** Applied Seq */
+            applied_seq: number;
+        };
+        /**
+         * ResourceSpec
+         * @description Ranks and the device of each.
+         */
+        ResourceSpec: {
+            /**
+             * Device
+             * @description auto: cuda where there is one
+             * @default auto
+             * @enum {string}
+             */
+            device: "auto" | "cpu" | "cuda";
+            /**
+             * Ranks
+             * @description processes of the group; at most the micro-batches of a step
+             * @default 2
+             */
+            ranks: number;
+            /**
+             * Threads Per Rank
+             * @description CPU threads of each rank; part of the bits
+             * @default 1
+             */
+            threads_per_rank: number;
+        };
+        /**
+         * RestartSpec
+         * @description How many failures of each class are retried.
+         */
+        RestartSpec: {
+            /**
+             * Infrastructure Failures
+             * @description lost nodes, ranks killed from outside
+             * @default 10
+             */
+            infrastructure_failures: number;
+            /**
+             * User Failures
+             * @description exceptions in the user's code
+             * @default 0
+             */
+            user_failures: number;
+        };
+        /**
+         * ResultRecord
+         * @description How a rank ended; also the content of RESULT_FILE.
+         */
+        ResultRecord: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * Digest
+             * @default null
+             */
+            digest: string | null;
+            /** @default null */
+            error: components["schemas"]["ErrorInfo"] | null;
+            /**
+             * Exit Code
+             * @default null
+             */
+            exit_code: number | null;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "result";
+            /**
+             * Outcome
+             * @enum {string}
+             */
+            outcome: "finished" | "stopped" | "failed" | "died";
+            /**
+             * Peak Rss
+             * @default null
+             */
+            peak_rss: number | null;
+            /**
+             * Signal
+             * @default null
+             */
+            signal: number | null;
+            /**
+             * Step
+             * @default 0
+             */
+            step: number;
+        };
+        /**
          * ResumeRequest
          * @description Body of POST /v1/jobs/{id}/resume.
          */
@@ -1488,8 +2572,8 @@ export interface components {
             checkpoint?: string | null;
             /** Ranks */
             ranks?: number | null;
-            zero?: components["schemas"]["ZeroSpec"] | null;
             train?: components["schemas"]["ResumeTrain"] | null;
+            zero?: components["schemas"]["ZeroSpec"] | null;
         };
         /**
          * ResumeTrain
@@ -1514,40 +2598,36 @@ export interface components {
          * @description One series in numbers, without its points.
          */
         SeriesStatsView: {
-            /** Name */
-            name: string;
-            /** Rank */
-            rank: number | null;
             /** Attempt */
             attempt: number;
-            /** Unit */
-            unit: string | null;
             /** Count */
             count: number;
+            /** First Step */
+            first_step: number | null;
+            /** Last */
+            last: number | string | null;
+            /** Last Step */
+            last_step: number | null;
+            /** Max */
+            max: number | string | null;
+            /** Min */
+            min: number | string | null;
+            /** Name */
+            name: string;
             /** Non Finite Count */
             non_finite_count: number;
             /** Out Of Order Count */
             out_of_order_count: number;
-            /** First Step */
-            first_step: number | null;
-            /** Last Step */
-            last_step: number | null;
-            /** Last */
-            last: number | string | null;
-            /** Min */
-            min: number | string | null;
-            /** Max */
-            max: number | string | null;
+            /** Rank */
+            rank: number | null;
+            /** Unit */
+            unit: string | null;
         };
         /**
          * SeriesView
          * @description One line of a chart. The newest attempt's line is the default view; older attempts follow as branches.
          */
         SeriesView: {
-            /** Name */
-            name: string;
-            /** Rank */
-            rank: number | null;
             /** Attempt */
             attempt: number;
             /**
@@ -1555,47 +2635,68 @@ export interface components {
              * @description true: steps that a newer attempt replaced
              */
             branch: boolean;
-            /** Unit */
-            unit: string | null;
-            /** Points */
-            points: components["schemas"]["PointView"][];
-            /** Non Finite */
-            non_finite: components["schemas"]["NonFiniteMark"][];
-            /** Non Finite Count */
-            non_finite_count: number;
             /**
              * Count
              * @description raw points in the asked range
              */
             count: number;
             /**
-             * Steps Per Point
-             * @description 1: raw points; else steps per rollup bucket read
-             */
-            steps_per_point: number;
-            /**
              * Error
              * @description this series could not be read; the others can
              */
             error?: string | null;
+            /** Name */
+            name: string;
+            /** Non Finite */
+            non_finite: components["schemas"]["NonFiniteMark"][];
+            /** Non Finite Count */
+            non_finite_count: number;
+            /** Points */
+            points: components["schemas"]["PointView"][];
+            /** Rank */
+            rank: number | null;
+            /**
+             * Steps Per Point
+             * @description 1: raw points; else steps per rollup bucket read
+             */
+            steps_per_point: number;
+            /** Unit */
+            unit: string | null;
+        };
+        /**
+         * ShardRecord
+         * @description One rank's file of a checkpoint.
+         */
+        ShardRecord: {
+            /** Bytes */
+            bytes: number;
+            /** Checksum */
+            checksum: string;
+            /** File */
+            file: string;
+            /** Rank */
+            rank: number;
         };
         /**
          * StageBytes
          * @description Bytes per rank of the paper's formula at one stage.
          */
         StageBytes: {
-            /** Stage */
-            stage: number;
             /** Bytes */
             bytes: number;
+            /** Stage */
+            stage: number;
         };
         /**
          * StagePlan
          * @description The plan of one ZeRO stage.
          */
         StagePlan: {
-            /** Stage */
-            stage: number;
+            /**
+             * Communication Seconds
+             * @description a step's traffic at the link's speed
+             */
+            communication_seconds?: number | null;
             /** Fits */
             fits: boolean;
             /**
@@ -1605,17 +2706,6 @@ export interface components {
             memory: {
                 [key: string]: number;
             };
-            /** Total Bytes */
-            total_bytes: number;
-            /**
-             * Traffic
-             * @description bytes by purpose a step, largest rank
-             */
-            traffic: {
-                [key: string]: number;
-            };
-            /** Total Traffic Bytes */
-            total_traffic_bytes: number;
             /** Paper Bytes */
             paper_bytes: number;
             /** Paper Traffic Bytes */
@@ -1625,6 +2715,19 @@ export interface components {
              * @description 1 - total / total of stage 0
              */
             saving: number;
+            /** Stage */
+            stage: number;
+            /** Total Bytes */
+            total_bytes: number;
+            /** Total Traffic Bytes */
+            total_traffic_bytes: number;
+            /**
+             * Traffic
+             * @description bytes a step by collective/purpose, busiest rank
+             */
+            traffic: {
+                [key: string]: number;
+            };
         };
         /**
          * Status
@@ -1632,6 +2735,150 @@ export interface components {
          * @enum {string}
          */
         Status: "queued" | "starting" | "running" | "stopping" | "paused" | "cancelled" | "succeeded" | "failed" | "deleting" | "delete_failed";
+        /**
+         * TextData
+         * @description Text: `stdlib` (the running Python's standard library), a text file, or a folder of text files.
+         */
+        TextData: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "text";
+            /**
+             * Path
+             * @description `stdlib`, a file or a folder
+             * @default stdlib
+             */
+            path: string;
+            /**
+             * Tokenizer
+             * @default {
+             *       "kind": "bpe",
+             *       "vocab": 4096
+             *     }
+             */
+            tokenizer: components["schemas"]["BpeTokenizer"] | components["schemas"]["CharTokenizer"];
+        };
+        /**
+         * TokenView
+         * @description A token, shown this once.
+         */
+        TokenView: {
+            /** Name */
+            name: string;
+            /**
+             * Role
+             * @enum {string}
+             */
+            role: "admin" | "member" | "viewer";
+            /** Token */
+            token: string;
+        };
+        /**
+         * TokensData
+         * @description Token ids in a memory-mapped file; its dtype and vocabulary stand in a side file.
+         */
+        TokensData: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "tokens";
+            /**
+             * Path
+             * @description file of token ids; its side file is PATH.json
+             */
+            path: string;
+            /**
+             * Validation
+             * @description a second file; without it the last 5 % of the first are held out
+             * @default null
+             */
+            validation: string | null;
+        };
+        /**
+         * TrainSpec
+         * @description How long and with what arithmetic. V = global_batch / micro_batch.
+         */
+        TrainSpec: {
+            /**
+             * Chunk
+             * @description micro-batches summed before they travel; auto: ceil(V / ranks)
+             * @default auto
+             */
+            chunk: "auto" | number;
+            /**
+             * Deterministic
+             * @description CUDA: deterministic kernels
+             * @default true
+             */
+            deterministic: boolean;
+            /**
+             * @default {
+             *       "batches": 8,
+             *       "every": 50
+             *     }
+             */
+            eval: components["schemas"]["EvalSpec"];
+            /**
+             * Global Batch
+             * @description sequences per optimizer step
+             * @default 16
+             */
+            global_batch: number;
+            /**
+             * Gradient Clipping
+             * @description largest 2-norm of the gradient; 0: off
+             * @default 1
+             */
+            gradient_clipping: number;
+            /**
+             * Micro Batch
+             * @description sequences per forward and backward
+             * @default 4
+             */
+            micro_batch: number;
+            /**
+             * @default {
+             *       "betas": [
+             *         0.9,
+             *         0.95
+             *       ],
+             *       "kind": "adamw",
+             *       "lr": 0.0003,
+             *       "weight_decay": 0.1
+             *     }
+             */
+            optimizer: components["schemas"]["AdamWSpec"];
+            /**
+             * Precision
+             * @description of compute; master weights and sums are fp32
+             * @default fp32
+             * @enum {string}
+             */
+            precision: "fp32" | "bf16" | "fp16";
+            /**
+             * Schedule
+             * @default {
+             *       "kind": "cosine",
+             *       "min_lr": 0.00003,
+             *       "warmup_steps": 30
+             *     }
+             */
+            schedule: components["schemas"]["CosineSchedule"] | components["schemas"]["ConstantSchedule"];
+            /**
+             * Seed
+             * @description of weights, dropout and the order of samples
+             * @default 1
+             */
+            seed: number;
+            /**
+             * Steps
+             * @description optimizer steps of the whole job
+             */
+            steps: number;
+        };
         /**
          * VerifyResult
          * @description What reading every byte of a checkpoint found.
@@ -1649,12 +2896,12 @@ export interface components {
          */
         ZeroSpec: {
             /**
-             * Stage
-             * @description 1 shards optimizer state, 2 also gradients, 3 also parameters; auto: least traffic that fits
-             * @default auto
-             * @enum {unknown}
+             * Activation Checkpointing
+             * @description recomputes activations in backward
+             * @default none
+             * @enum {string}
              */
-            stage: "auto" | 0 | 1 | 2 | 3;
+            activation_checkpointing: "none" | "full" | "selective";
             /**
              * Offload
              * @description keeps optimizer state in host memory
@@ -1663,18 +2910,18 @@ export interface components {
              */
             offload: "none" | "optimizer";
             /**
-             * Activation Checkpointing
-             * @description recomputes activations in backward
-             * @default none
-             * @enum {string}
-             */
-            activation_checkpointing: "none" | "full" | "selective";
-            /**
              * Self Test
              * @description two steps compared with the reference loop before step 1
              * @default false
              */
             self_test: boolean;
+            /**
+             * Stage
+             * @description 1 shards optimizer state, 2 also gradients, 3 also parameters; auto: least traffic that fits
+             * @default auto
+             * @enum {unknown}
+             */
+            stage: "auto" | 0 | 1 | 2 | 3;
         };
     };
     responses: never;
@@ -1685,7 +2932,7 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
-    me_v1_me_get: {
+    getHealth: {
         parameters: {
             query?: never;
             header?: never;
@@ -1700,142 +2947,12 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["MeView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/json": components["schemas"]["HealthView"];
                 };
             };
         };
     };
-    login_v1_login_post: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["Body_login_v1_login_post"];
-            };
-        };
-        responses: {
-            /** @description Successful Response */
-            204: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    logout_v1_logout_post: {
+    getPrometheus: {
         parameters: {
             query?: never;
             header?: never;
@@ -1845,75 +2962,198 @@ export interface operations {
         requestBody?: never;
         responses: {
             /** @description Successful Response */
-            204: {
+            200: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description Unauthorized */
-            401: {
+        };
+    };
+    getReadiness: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/json": components["schemas"]["HealthView"];
                 };
             };
-            /** @description Forbidden */
-            403: {
+            /** @description Service Unavailable */
+            503: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/json": components["schemas"]["HealthView"];
                 };
             };
         };
     };
-    jobs_v1_jobs_get: {
+    getCheckpoint: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a checkpoint */
+                checkpoint_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CheckpointView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    exportCheckpoint: {
         parameters: {
             query?: {
+                /** @description default: as stored */
+                dtype?: ("fp32" | "bf16" | "fp16") | null;
+            };
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a checkpoint */
+                checkpoint_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": string;
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    verifyCheckpoint: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a checkpoint */
+                checkpoint_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["VerifyResult"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getFeed: {
+        parameters: {
+            query?: {
+                /** @description only what concerns this job */
+                job?: string | null;
+            };
+            header?: {
+                /** @description id of the last message seen; what followed is sent */
+                "last-event-id"?: string | null;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description `event: change` with a FeedChange; `event: reset` when what was missed is no longer kept. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FeedChange"];
+                    /**
+                     * @example id: 42
+                     *     event: change
+                     *     data: {"topic": "metrics", "job_id": null}
+                     */
+                    "text/event-stream": unknown;
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listJobs: {
+        parameters: {
+            query?: {
+                /** @description one or several, by commas */
                 status?: string | null;
-                q?: string | null;
+                /** @description part of a name, or of an id at its beginning or end */
+                q?: string;
                 tag?: string | null;
-                sort?: string;
+                owner?: string | null;
+                /** @description minus: descending; an absent loss is last */
+                sort?: "created_at" | "-created_at" | "name" | "-name" | "status" | "-status" | "loss" | "-loss" | "step" | "-step";
                 limit?: number;
                 cursor?: string | null;
             };
@@ -1932,74 +3172,38 @@ export interface operations {
                     "application/json": components["schemas"]["JobPage"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    create_v1_jobs_post: {
+    createJob: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description a repeat with the same body makes no second job */
+                "Idempotency-Key"?: string | null;
+            };
             path?: never;
             cookie?: never;
         };
         requestBody: {
             content: {
-                "application/json": {
-                    [key: string]: unknown;
-                };
+                "application/json": components["schemas"]["JobSpec"];
+                /**
+                 * @example name: digits
+                 *     model: {kind: mlp}
+                 *     data: {kind: digits}
+                 *     train: {steps: 100}
+                 */
+                "application/yaml": string;
             };
         };
         responses: {
@@ -2012,605 +3216,19 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    job_v1_jobs__id__get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["JobView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    dele_v1_jobs__id__delete: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            202: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["JobView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    cancel: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["JobView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    kill: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["JobView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    pause: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["JobView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    resume_v1_jobs__id__resume_post: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: {
-            content: {
-                "application/json": components["schemas"]["ResumeRequest"] | null;
-            };
-        };
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["JobView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    clone_v1_jobs__id__clone_post: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: {
-            content: {
-                "application/json": {
-                    [key: string]: unknown;
-                } | null;
-            };
-        };
-        responses: {
-            /** @description Successful Response */
-            201: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["JobView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    bulk_v1_jobs_cancel_post: {
+    cancelJobs: {
         parameters: {
             query?: never;
             header?: never;
@@ -2632,68 +3250,131 @@ export interface operations {
                     "application/json": components["schemas"]["BulkResult"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    attempts_v1_jobs__id__attempts_get: {
+    getJob: {
         parameters: {
             query?: never;
             header?: never;
             path: {
-                id: string;
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    deleteJob: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    patchJob: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description ETag of the job as you saw it */
+                "If-Match"?: string | null;
+            };
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["JobPatch"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listAttempts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
             };
             cookie?: never;
         };
@@ -2708,229 +3389,25 @@ export interface operations {
                     "application/json": components["schemas"]["Page_AttemptView_"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    events_v1_jobs__id__events_get: {
-        parameters: {
-            query?: {
-                limit?: number;
-                cursor?: string | null;
-            };
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Page_EventView_"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    metrics_v1_jobs__id__metrics_get: {
-        parameters: {
-            query?: {
-                names?: string | null;
-                width?: number;
-                from_step?: number | null;
-                to_step?: number | null;
-                attempt?: number | null;
-            };
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["MetricsView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    names_v1_jobs__id__metrics_names_get: {
+    cancelJob: {
         parameters: {
             query?: never;
             header?: never;
             path: {
-                id: string;
+                /** @description UUIDv7 of a job */
+                job_id: string;
             };
             cookie?: never;
         };
@@ -2942,310 +3419,28 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["SeriesNamesView"];
+                    "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    memory_v1_jobs__id__memory_get: {
-        parameters: {
-            query?: {
-                rank?: number | null;
-                from_step?: number | null;
-                width?: number;
-            };
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["MemoryView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    ledger_v1_jobs__id__ledger_get: {
+    listCheckpoints: {
         parameters: {
             query?: never;
             header?: never;
             path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["LedgerView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    logs_v1_jobs__id__logs_get: {
-        parameters: {
-            query?: {
-                rank?: number | null;
-                q?: string | null;
-                before?: number | null;
-                after?: number | null;
-                limit?: number;
-                attempt?: number | null;
-            };
-            header?: never;
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["LogView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    cps_v1_jobs__id__checkpoints_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
+                /** @description UUIDv7 of a job */
+                job_id: string;
             };
             cookie?: never;
         };
@@ -3260,68 +3455,71 @@ export interface operations {
                     "application/json": components["schemas"]["Page_CheckpointView_"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    verify_v1_checkpoints__id__verify_post: {
+    cloneJob: {
         parameters: {
             query?: never;
+            header?: {
+                /** @description a repeat with the same body makes no second job */
+                "Idempotency-Key"?: string | null;
+            };
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["CloneRequest"] | null;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listEvents: {
+        parameters: {
+            query?: {
+                /** @description older than the page that gave it */
+                cursor?: string | null;
+                /** @description id of an event; later ones, oldest first */
+                after?: number | null;
+                limit?: number;
+            };
             header?: never;
             path: {
-                id: string;
+                /** @description UUIDv7 of a job */
+                job_id: string;
             };
             cookie?: never;
         };
@@ -3333,71 +3531,28 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["VerifyResult"];
+                    "application/json": components["schemas"]["Page_EventView_"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    explain_v1_jobs__id__explain_get: {
+    explainJob: {
         parameters: {
             query?: never;
             header?: never;
             path: {
-                id: string;
+                /** @description UUIDv7 of a job */
+                job_id: string;
             };
             cookie?: never;
         };
@@ -3412,68 +3567,325 @@ export interface operations {
                     "application/json": components["schemas"]["ExplainView"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    jplan_v1_jobs__id__plan_get: {
+    killJob: {
         parameters: {
             query?: never;
             header?: never;
             path: {
-                id: string;
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getLedger: {
+        parameters: {
+            query?: {
+                /** @description number of an attempt; default: the newest */
+                attempt?: number | null;
+            };
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LedgerView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getLogs: {
+        parameters: {
+            query?: {
+                /** @description number of an attempt; default: the newest */
+                attempt?: number | null;
+                rank?: number | null;
+                /** @description lines that contain this, whatever the case */
+                q?: string;
+                before?: number | null;
+                after?: number | null;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LogView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    downloadLogs: {
+        parameters: {
+            query?: {
+                rank?: number | null;
+            };
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getMemory: {
+        parameters: {
+            query?: {
+                /** @description number of an attempt; default: the newest */
+                attempt?: number | null;
+                rank?: number | null;
+                from_step?: number;
+                to_step?: number;
+                /** @description points that the chart has room for */
+                width?: number;
+            };
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MemoryView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getMetrics: {
+        parameters: {
+            query?: {
+                /** @description series, by commas; none: loss (CSV: all) */
+                names?: string;
+                /** @description points that the chart has room for */
+                width?: number;
+                from_step?: number;
+                to_step?: number;
+                /** @description number of an attempt; default: the newest */
+                attempt?: number | null;
+                rank?: number | null;
+                /** @description default: by Accept */
+                format?: ("json" | "csv") | null;
+            };
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MetricsView"];
+                    "text/csv": string;
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listSeries: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SeriesNamesView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    pauseJob: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getJobPlan: {
+        parameters: {
+            query?: {
+                /** @description number of an attempt; default: the newest */
+                attempt?: number | null;
+            };
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
             };
             cookie?: never;
         };
@@ -3488,63 +3900,116 @@ export interface operations {
                     "application/json": components["schemas"]["JobPlanView"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    plans_v1_plans_post: {
+    resumeJob: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ResumeRequest"] | null;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    login: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["LoginBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    logout: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getMe: {
         parameters: {
             query?: never;
             header?: never;
@@ -3559,66 +4024,22 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["PlanView"] | components["schemas"]["PendingPlan"];
+                    "application/json": components["schemas"]["MeView"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    nodes_v1_nodes_get: {
+    listNodes: {
         parameters: {
             query?: never;
             header?: never;
@@ -3636,63 +4057,102 @@ export interface operations {
                     "application/json": components["schemas"]["NodesView"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    queue_v1_queue_get: {
+    createPlan: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["JobSpec"];
+                /**
+                 * @example name: digits
+                 *     model: {kind: mlp}
+                 *     data: {kind: digits}
+                 *     train: {steps: 100}
+                 */
+                "application/yaml": string;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PlanView"];
+                };
+            };
+            /** @description A user's model is built in a process of its own first. */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PendingPlan"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getPlan: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description id of a pending plan */
+                plan_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PendingPlan"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getQueue: {
         parameters: {
             query?: never;
             header?: never;
@@ -3710,70 +4170,49 @@ export interface operations {
                     "application/json": components["schemas"]["QueueView"];
                 };
             };
-            /** @description Unauthorized */
-            401: {
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    zz_v1_zz_get: {
+    postReport: {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "attempt_id": "01930000-0000-7000-8000-000000000000",
+                 *       "fence": 1,
+                 *       "rank": 0,
+                 *       "records": [
+                 *         {
+                 *           "at": "2026-01-01T00:00:00Z",
+                 *           "kind": "points",
+                 *           "step": 1,
+                 *           "values": {
+                 *             "loss": 4.2,
+                 *             "lr": 0.0001
+                 *           }
+                 *         }
+                 *       ],
+                 *       "seq": 1
+                 *     }
+                 */
+                "application/json": components["schemas"]["ReportBatch"];
+            };
+        };
         responses: {
             /** @description Successful Response */
             200: {
@@ -3781,27 +4220,51 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["FeedChange"];
+                    "application/json": components["schemas"]["ReportReply"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };
     };
-    feed_v1_feed_get: {
+    createToken: {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewToken"];
+            };
+        };
         responses: {
             /** @description Successful Response */
-            200: {
+            201: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": unknown;
+                    "application/json": components["schemas"]["TokenView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
         };

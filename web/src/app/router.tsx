@@ -1,15 +1,18 @@
 /** The four pages and what each keeps in its address. A page's code is fetched when it is first opened. */
 
 import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
+import type { JobSort } from "../api/queries";
 import { Shell } from "./Shell";
 import { NotFound, PageError } from "./Errors";
 
 const text = (value: unknown): string | undefined => (typeof value === "string" && value !== "" ? value : typeof value === "number" ? String(value) : undefined);
 
+const SORTS: readonly JobSort[] = ["created_at", "-created_at", "name", "-name", "status", "-status", "loss", "-loss", "step", "-step"];
+
 export interface JobsSearch {
   status?: string | undefined;
   q?: string | undefined;
-  sort?: string | undefined;
+  sort?: JobSort | undefined;
   hide?: string | undefined; // columns not shown, by comma
 }
 
@@ -26,7 +29,7 @@ const root = createRootRoute({ component: Shell, notFoundComponent: NotFound, er
 export const jobsRoute = createRoute({
   getParentRoute: () => root,
   path: "/",
-  validateSearch: (search: Record<string, unknown>): JobsSearch => ({ status: text(search.status), q: text(search.q), sort: text(search.sort), hide: text(search.hide) }),
+  validateSearch: (search: Record<string, unknown>): JobsSearch => ({ status: text(search.status), q: text(search.q), sort: SORTS.find((sort) => sort === search.sort), hide: text(search.hide) }),
   component: lazyRouteComponent(() => import("../jobs/JobsPage"), "JobsPage"),
 });
 

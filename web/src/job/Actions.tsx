@@ -56,16 +56,16 @@ function useAction(job: Job, onDone: () => void) {
   const navigate = useNavigate();
   return useMutation({
     mutationFn: async (action: "pause" | "cancel" | "kill" | "delete"): Promise<Job | null> => {
-      const at = { params: { path: { id: job.id } } };
+      const at = { params: { path: { job_id: job.id } } };
       switch (action) {
         case "pause":
-          return body(api.POST("/v1/jobs/{id}/pause", at));
+          return body(api.POST("/v1/jobs/{job_id}/pause", at));
         case "cancel":
-          return body(api.POST("/v1/jobs/{id}/cancel", at));
+          return body(api.POST("/v1/jobs/{job_id}/cancel", at));
         case "kill":
-          return body(api.POST("/v1/jobs/{id}/kill", at));
+          return body(api.POST("/v1/jobs/{job_id}/kill", at));
         case "delete":
-          await api.DELETE("/v1/jobs/{id}", at);
+          await api.DELETE("/v1/jobs/{job_id}", at);
           return null;
       }
     },

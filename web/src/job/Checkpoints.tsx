@@ -105,7 +105,7 @@ function Shards({ checkpoint }: { checkpoint: Checkpoint }) {
 function Verify({ checkpoint }: { checkpoint: Checkpoint }) {
   const client = useQueryClient();
   const verify = useMutation({
-    mutationFn: () => body(api.POST("/v1/checkpoints/{id}/verify", { params: { path: { id: checkpoint.id } } })),
+    mutationFn: () => body(api.POST("/v1/checkpoints/{checkpoint_id}/verify", { params: { path: { checkpoint_id: checkpoint.id } } })),
     onSuccess: (result) => {
       tell(result.ok ? `The checkpoint at step ${checkpoint.step} is whole: every byte matches its checksum.` : `The checkpoint at step ${checkpoint.step} is damaged: ${result.problems.join("; ")}`, result.ok ? "still" : "bad");
       void client.invalidateQueries({ queryKey: ["checkpoints", checkpoint.job_id] });

@@ -51,7 +51,7 @@ function useLog(job: Job, rank: number | null, q: string) {
   const [tail, setTail] = useState<Tail | null>(null);
   const read = useCallback(
     (cursor: { before?: number; after?: number }, signal?: AbortSignal) =>
-      body(api.GET("/v1/jobs/{id}/logs", { ...(signal && { signal }), params: { path: { id: job.id }, query: { limit: WINDOW_LINES, ...(rank !== null && { rank }), ...(q && { q }), ...cursor } } })),
+      body(api.GET("/v1/jobs/{job_id}/logs", { ...(signal && { signal }), params: { path: { job_id: job.id }, query: { limit: WINDOW_LINES, ...(rank !== null && { rank }), ...(q && { q }), ...cursor } } })),
     [job.id, rank, q],
   );
   const queryKey = useMemo(() => ["log-window", job.id, rank, q], [job.id, rank, q]);

@@ -28,8 +28,8 @@ export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Pro
     mutationFn: () => {
       const zero = { ...(job.spec.zero as object | undefined), stage: Number(stage) as 0 | 1 | 2 | 3 };
       return body(
-        api.POST("/v1/jobs/{id}/resume", {
-          params: { path: { id: job.id } },
+        api.POST("/v1/jobs/{job_id}/resume", {
+          params: { path: { job_id: job.id } },
           body: {
             ...(from ? { checkpoint: from } : {}),
             ...(Number(ranks) !== job.ranks ? { ranks: Number(ranks) } : {}),

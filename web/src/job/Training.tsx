@@ -2,7 +2,7 @@
 
 import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
-import { messageOf, type Job } from "../api/client";
+import { messageOf, type Job, type Series } from "../api/client";
 import { metricsQuery, seriesNamesQuery, type StepRange } from "../api/queries";
 import { jobRoute } from "../app/router";
 import { linesOf, type Line } from "../charts/lines";
@@ -21,7 +21,7 @@ export default function Training({ job }: { job: Job }) {
   const metrics = useQuery(metricsQuery(job.id, MAIN, WIDTH, range, job));
   const series = metrics.data?.series;
   const charts = useMemo(() => {
-    const of = (name: string, label: string, colour: string): Line[] => linesOf(series ?? [], name, label, colour);
+    const of = (name: string, label: string, colour: string): Line[] => linesOf(ofFirstRank(series ?? [], name), name, label, colour);
     return {
       loss: [...of("loss", "train", "--accent"), ...of("eval_loss", "validation", "--warn")],
       lr: of("lr", "learning rate", "--accent"),
@@ -58,6 +58,13 @@ export default function Training({ job }: { job: Job }) {
   );
 }
 
+/** The job's own curves come from one rank; where several send one of that name, the first speaks. */
+function ofFirstRank(series: readonly Series[], name: string): Series[] {
+  const mine = series.filter((each) => each.name === name);
+  const first = Math.min(...mine.map((each) => each.rank ?? 0));
+  return mine.filter((each) => (each.rank ?? 0) === first);
+}
+
 function FollowPill({ range, isLive, onFollow }: { range: StepRange | null; isLive: boolean; onFollow: () => void }) {
   if (!range) return <p className="quiet hint">Drag over a chart to zoom{isLive ? "; new steps appear as they are taken" : ""}.</p>;
   return (
@@ -72,11 +79,15 @@ function FollowPill({ range, isLive, onFollow }: { range: StepRange | null; isLi
 function ExtraChart({ job, name, ...shared }: { job: Job; name: string; range: StepRange | null; onRange: (range: StepRange | null) => void; syncKey: string }) {
   const metrics = useQuery(metricsQuery(job.id, name, WIDTH, shared.range, job));
   const series = metrics.data?.series ?? NO_SERIES;
-  const lines = useMemo(() => [...new Set(series.map((each) => each.rank))].flatMap((rank) => linesOf(series.filter((each) => each.rank === rank), name, rank === null ? name : `rank ${rank}`, "--accent")), [series, name]);
+  const lines = useMemo(() => {
+    const ranks = [...new Set(series.map((each) => each.rank))];
+    return ranks.flatMap((rank, index) => linesOf(series.filter((each) => each.rank === rank), name, ranks.length > 1 ? `rank ${rank}` : name, INKS[index % INKS.length] ?? "--accent"));
+  }, [series, name]);
   return <StepChart title={name} unit={series[0]?.unit} lines={lines} {...shared} />;
 }
 
 const NO_SERIES: never[] = [];
+const INKS = ["--accent", "--warn", "--band-params", "--band-grads", "--band-master", "--band-buckets"];
 
 function SeriesPicker({ job, chosen }: { job: Job; chosen: readonly string[] }) {
   const navigate = jobRoute.useNavigate();

@@ -5,6 +5,7 @@ import { Link } from "@tanstack/react-router";
 import { useWindowVirtualizer } from "@tanstack/react-virtual";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 import type { JobRow } from "../api/client";
+import type { JobSort } from "../api/queries";
 import type { JobsSearch } from "../app/router";
 import { useNow } from "../ui/clock";
 import { formatAge, formatCount, formatDuration, formatNumber, formatTime, shortId, toNumber } from "../ui/format";
@@ -37,7 +38,7 @@ const columns = helper.columns([
   }),
   helper.accessor("status", { header: "State", enableHiding: false, cell: ({ row }) => <State status={row.original.status} /> }),
   helper.accessor("name", { header: "Name", enableHiding: false, cell: ({ row }) => <NameCell job={row.original} /> }),
-  helper.accessor("step", { header: "Progress", enableSorting: false, cell: ({ row }) => <ProgressCell job={row.original} /> }),
+  helper.accessor("step", { header: "Progress", cell: ({ row }) => <ProgressCell job={row.original} /> }),
   helper.accessor("loss", { header: "Loss", sortDescFirst: false, cell: ({ row }) => <LossCell job={row.original} /> }),
   helper.display({
     id: "curve",
@@ -112,7 +113,7 @@ export function JobsTable({ rows, total, search, onSearch, selected, onSelected,
     state: { sorting, rowSelection: selected, columnVisibility },
     onSortingChange: (update) => {
       const [first] = typeof update === "function" ? update(sorting) : update;
-      onSearch({ sort: first && `${first.desc ? "-" : ""}${first.id}` });
+      onSearch({ sort: first && (`${first.desc ? "-" : ""}${first.id}` as JobSort) });
     },
     onRowSelectionChange: (update) => onSelected(typeof update === "function" ? update(selected) : update),
   });
