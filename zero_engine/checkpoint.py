@@ -82,6 +82,7 @@ class Checkpoints:
         subject, store = self._subject, as_store(place)
         refused = list[Refused]()
         with subject.comm.ledger.on("load"):
+            subject.unlock()
             for candidate in self._candidates(store, step, folder):
                 reason, manifest = self._try_load(store, candidate)
                 if manifest is not None:
@@ -104,7 +105,8 @@ class Checkpoints:
 
     def _digest(self) -> str:
         """Of the state that the engine holds now."""
-        parts = self._agreement.tell(str(self._subject.digest_part()), "save: digest")
+        part = self._subject.digest_part(self._subject.owned(), self._subject.scalars())
+        parts = self._agreement.tell(str(part), "save: digest")
         return f"{sum(map(int, parts)) % 2**64:016x}"
 
     def _write(self, store: Store, draft: Manifest) -> None:
@@ -112,9 +114,8 @@ class Checkpoints:
         topic = f"save {draft.step}"
         try:
             sources, named = _memory_of(subject)
-            order = Order(
-                store, draft.folder, subject.comm.rank, draft.ranks, topic, (), (), subject.digest_part(), None, 0
-            )
+            part = subject.digest_part(subject.owned(), draft.scalars)
+            order = Order(store, draft.folder, subject.comm.rank, draft.ranks, topic, (), (), part, None, 0)
             problem = carry_out(order, sources, named, give_up=lambda: False).problem
         except CheckpointError as error:
             problem = str(error)
@@ -157,7 +158,7 @@ class Checkpoints:
         reason = self._agreement.first(reason, f"load {folder}")
         if reason or manifest is None:
             return reason, None
-        self._subject.restore(manifest.scalars)
+        self._subject.restore(manifest.scalars["completed_steps"], manifest.scalars["counts"])
         return "", manifest
 
     def _raise(self, problem: str, topic: str) -> None:

@@ -141,11 +141,11 @@ class Manifest:
     digest: str  # 16 hex digits, of the whole state
     arithmetic: Arithmetic
     environment: Environment
-    layout: Layout
+    layout: Layout = field(repr=False)
     optimizer: Json  # {"kind": "adamw", "moments": ["exp_avg", "exp_avg_sq"], ...}
     scalars: Json  # step counts, loss scale: the engine's own small state
     progress: Progress
-    shards: tuple[Shard, ...]
+    shards: tuple[Shard, ...] = field(repr=False)
     created: str = ""  # wall clock, for people only; nothing is ordered by it
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from zero_engine.adamw import Optimizer
 from zero_engine.comm import Comm
 from zero_engine.config import ZeroConfig
+from zero_engine.digest import counts_part, run_part
 from zero_engine.layout import Layout, Piece, Range
 from zero_engine.manifest import CheckpointError, Environment, Json
 from zero_engine.master import Master
@@ -44,9 +46,10 @@ class Subject:
     module: nn.Module
     optimizer: Optimizer
     device: torch.device
-    scalars: Callable[[], Json]  # the engine's own small state
-    restore: Callable[[Json], None]  # takes it back, after the blocks are loaded
-    digest_part: Callable[[], int]  # of this rank's pieces, modulo 2^64
+    frozen: Callable[[], Iterable[tuple[Piece, Tensor]]]  # frozen weights that this rank keeps beyond its own
+    completed_steps: Callable[[], int]
+    unlock: Callable[[], None]  # masters and weights may be written after
+    restore: Callable[[int, list[int]], None]  # they were written: completed steps, and step counts by parameter
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -57,7 +60,7 @@ class Subject:
         """What the bits depend on beside the numbers."""
         cuda = self.device.type == "cuda"
         name = torch.cuda.get_device_name(self.device) if cuda else self.device.type
-        return Environment(name, torch.__version__, torch.get_num_threads())
+        return Environment(name, str(torch.__version__), torch.get_num_threads())
 
     def owned(self) -> Iterator[tuple[Run, Tensor]]:
         """The blocks that this rank writes, in flat order, with their tensors (1-D)."""
@@ -65,9 +68,31 @@ class Subject:
             yield from self._state(piece)
 
     def held(self) -> Iterator[tuple[Run, Tensor]]:
-        """The blocks that this rank must read: what it owns, and at stage 0 everything."""
+        """The blocks that this rank must read: what it owns, and what it keeps beyond that without being sent it."""
         for piece in self.master.all_pieces:
             yield from self._state(piece)
+        for piece, tensor in self.frozen():
+            yield runs_of(self.layout, piece, self.moments)[0], tensor
+
+    def scalars(self) -> Json:
+        """The engine's own small state: plain numbers."""
+        return {"completed_steps": self.completed_steps(), "counts": list(self.master.steps)}
+
+    def digest_part(self, state: Iterable[tuple[Run, Tensor]], scalars: Json) -> int:
+        """This rank's part of the engine's digest, of the blocks it owns as they stand in `state`."""
+        total = 0
+        if self.comm.rank == 0:
+            total = counts_part(self.layout, scalars["counts"], scalars["completed_steps"])
+        for run, tensor in state:
+            first = run.first * self.layout.block
+            number = self._run_at(first)
+            kind = "parameter" if run.kind in (MASTER, FROZEN) else run.kind
+            total += run_part(self.layout, kind, number, Range(first, first + tensor.numel()), tensor)
+        return total % 2**64
+
+    def _run_at(self, element: int) -> int:
+        """Number of the layout's run that holds a flat element."""
+        return bisect_right([run.start for run in self.layout.runs], element) - 1
 
     def buffers(self) -> dict[str, Tensor]:
         """Module buffers that belong to the model's state, by canonical name."""

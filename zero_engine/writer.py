@@ -138,11 +138,11 @@ class WriterProcess:
     def submit(self, order: Order) -> None:
         """Hand over an order. The memory it names must stay as it is until the outcome is there."""
         assert not self.busy, "the writer works on one order at a time"
-        self.busy = True
         try:
             self._connection.send(order)
         except OSError as error:
             raise self._death() from error
+        self.busy = True
 
     def outcome(self, timeout_seconds: float | None) -> Outcome | None:
         """The outcome of the order, None when it is not there in time. Raises WriterDied."""

@@ -1,0 +1,211 @@
+"""Saving while training goes on: copy during the next forward and backward, write in another process.
+
+    save      scalars and buffers are copied at once; a thread copies masters and moments, which nobody changes before
+              the next update (tensor copies release the interpreter lock)
+    hold      called before the update: waits for the copies, and for nothing else
+    writer    a process hashes, writes and syncs from the shared copy (writer.py); ranks meet in the store alone
+
+The copy stands in one reused piece of shared memory, one shard large. A save that is due while the last one is still
+running follows the policy: wait for it, or skip.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from zero_engine.checkpoint import draft_of
+from zero_engine.errors import EngineError
+from zero_engine.manifest import Manifest, Progress
+from zero_engine.reshard import Run
+from zero_engine.shard import Refusal, put_refusal
+from zero_engine.staging import SharedCopy, Staged
+from zero_engine.state import NonFiniteState, Subject, require_finite
+from zero_engine.store import Store, StoreError
+from zero_engine.writer import Order, Outcome, WriterDied, WriterProcess
+
+Policy = Literal["wait", "skip"]
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """How a save ended on this rank."""
+
+    step: int
+    folder: str
+    manifest: Manifest | None = None  # on rank 0, when it was published
+    problem: str = ""  # empty: this rank's part went well
+    skipped: bool = False
+    blocked_seconds: float = 0.0  # the training thread waited: for the save before, and for the copies
+    copy_seconds: float = 0.0
+    write_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+
+@dataclass
+class _Running:
+    """The save under way."""
+
+    draft: Manifest
+    begun: float
+    blocked_seconds: float
+    copy_seconds: float = 0.0
+    copied: threading.Event = field(default_factory=threading.Event)  # the engine may change its state again
+    thread: threading.Thread | None = None
+    error: Exception | None = None  # of the thread: there is no order to wait for
+
+
+class Saver:
+    """One rank's background saves into one store, under one fence. Ranks call it at the same steps."""
+
+    def __init__(
+        self, subject: Subject, store: Store, fence: int, policy: Policy = "wait", patience_seconds: float = 600.0
+    ) -> None:
+        self._subject, self._store, self._fence = subject, store, fence
+        self._policy, self._patience_seconds = policy, patience_seconds
+        self._copy = SharedCopy(subject)
+        self._writer = WriterProcess(self._copy.descriptor, self._copy.num_bytes)
+        self._running: _Running | None = None
+        self._reports: list[SaveReport] = []
+
+    def save(self, step: int, progress: Progress | None = None) -> bool:
+        """Begin to save the state after `step`; False when the policy is to skip it."""
+        begun = time.monotonic()
+        draft = draft_of(self._subject, step, self._fence, progress or Progress())
+        self._collect(timeout_seconds=0)
+        if self._running is not None and self._policy == "skip":
+            self._skip(draft)
+            return False
+        self._collect(timeout_seconds=None)
+        buffers = self._copy.take_buffers()
+        running = self._running = _Running(draft, begun, blocked_seconds=time.monotonic() - begun)
+        running.thread = threading.Thread(target=self._hand_over, args=(running, buffers), name="shardyard-save")
+        running.thread.start()
+        return True
+
+    def hold(self) -> None:
+        """Before the state changes: wait until it is copied."""
+        running = self._running
+        if running is not None and not running.copied.is_set():
+            begun = time.monotonic()
+            running.copied.wait()
+            running.blocked_seconds += time.monotonic() - begun
+
+    def poll(self) -> list[SaveReport]:
+        """Saves that ended since the last call. Never waits, never raises for a save that failed."""
+        self._collect(timeout_seconds=0)
+        reports, self._reports = self._reports, []
+        return reports
+
+    def finish(self) -> list[SaveReport]:
+        """Wait for the save under way; then as `poll`."""
+        self._collect(timeout_seconds=None)
+        return self.poll()
+
+    def close(self) -> None:
+        """Wait for the save under way and end the writer."""
+        self._collect(timeout_seconds=None)
+        self._writer.close()
+        self._copy.close()
+
+    def _hand_over(self, running: _Running, buffers: Staged) -> None:
+        """The thread: copy, let training go on, then look at what was copied and hand it to the writer."""
+        try:
+            try:
+                state = self._copy.take(self._subject.owned())
+            finally:
+                running.copied.set()
+                running.copy_seconds = time.monotonic() - running.begun - running.blocked_seconds
+            self._writer.submit(self._order(running.draft, state, buffers))
+        except Exception as error:  # whatever it was, it is this save's problem, not the training's
+            running.error = error
+
+    def _order(self, draft: Manifest, state: list[tuple[Run, Tensor]], buffers: Staged) -> Order:
+        subject, problem, part = self._subject, "", 0
+        try:
+            for run, copy in state:
+                require_finite(subject.layout, run, copy)
+            part = subject.digest_part(state, draft.scalars)
+        except NonFiniteState as error:
+            problem = str(error)
+        rank = subject.comm.rank
+        return Order(
+            store=self._store,
+            folder=draft.folder,
+            rank=rank,
+            ranks=draft.ranks,
+            ticket=ticket_of(draft),
+            placed=self._copy.places(state),
+            named=buffers,
+            digest_part=part,
+            draft=draft if rank == 0 else None,
+            patience_seconds=self._patience_seconds,
+            problem=problem,
+        )
+
+    def _skip(self, draft: Manifest) -> None:
+        """Tell rank 0 that no shard will come, so that it waits for none."""
+        self._reports.append(SaveReport(draft.step, draft.folder, skipped=True))
+        refusal = Refusal("skipped: the save before it was still running", ticket_of(draft))
+        rank = self._subject.comm.rank
+        threading.Thread(target=_tell, args=(self._store, draft.folder, rank, refusal), name="shardyard-skip").start()
+
+    def _collect(self, timeout_seconds: float | None) -> None:
+        """Take the outcome of the save under way, if it is there or comes in time."""
+        running = self._running
+        if running is None or running.thread is None:
+            return
+        running.thread.join(timeout_seconds)
+        if running.thread.is_alive():
+            return
+        outcome = self._outcome(running, timeout_seconds)
+        if outcome is not None:
+            self._running = None
+            self._reports.append(_report(running, outcome))
+
+    def _outcome(self, running: _Running, timeout_seconds: float | None) -> Outcome | None:
+        folder = running.draft.folder
+        if running.error is not None:
+            return Outcome(folder, None, None, _words(running.error), 0.0, time.monotonic() - running.begun)
+        try:
+            return self._writer.outcome(timeout_seconds)
+        except WriterDied as error:
+            self._writer = WriterProcess(self._copy.descriptor, self._copy.num_bytes)
+            refusal = Refusal(str(error), ticket_of(running.draft))
+            _tell(self._store, folder, self._subject.comm.rank, refusal)
+            return Outcome(folder, None, None, str(error), 0.0, time.monotonic() - running.begun)
+
+
+def ticket_of(draft: Manifest) -> str:
+    """Names a save among all that could meet in one folder."""
+    return f"{draft.folder} at {draft.scalars['completed_steps']}"
+
+
+def _tell(store: Store, folder: str, rank: int, refusal: Refusal) -> None:
+    """Put a refusal; when the store cannot even take that, rank 0's patience ends the save."""
+    try:
+        put_refusal(store, folder, rank, refusal)
+    except StoreError:
+        return
+
+
+def _words(error: Exception) -> str:
+    """Our own errors are sentences; others say what they are."""
+    return str(error) if isinstance(error, EngineError | StoreError) else f"{type(error).__name__}: {error}"
+
+
+def _report(running: _Running, outcome: Outcome) -> SaveReport:
+    return SaveReport(
+        step=running.draft.step,
+        folder=outcome.folder,
+        manifest=outcome.manifest,
+        problem=outcome.problem,
+        blocked_seconds=running.blocked_seconds,
+        copy_seconds=running.copy_seconds,
+        write_seconds=outcome.write_seconds,
+        total_seconds=time.monotonic() - running.begun,
+    )
