@@ -9,13 +9,13 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from server.controller.cluster import AttemptState, ClusterState, Launch
 from server.controller.ray_driver import RayDriver, connect_local
-from server.controller.ray_head import stop_head
+from server.controller.ray_head import find_head, stop_head
 from server.controller.ray_target import RayOptions
 from tests.service.report_sink import ReportSink
 from workers.contract import AttemptId, JobId, LaunchOrder, Rank
@@ -47,6 +47,13 @@ class Harness:
         self.cluster: RayDriver = connect_local(folder, SLOTS, options=BODY)
         self.sink = ReportSink()
         self.cluster.open()
+
+    @property
+    def scratch(self) -> str:
+        """Ray's temp folder, where the agent's folder stands too."""
+        head = find_head(self.folder)
+        assert head is not None, "the head is gone"
+        return head.temp
 
     def order(
         self, ranks: int = 2, steps: int = 5, tags: tuple[str, ...] = (), orphan_seconds: float = 600.0
@@ -84,10 +91,8 @@ class Harness:
         )
         return Launch(job, attempt, 1, orders, self.sink.url, f"token-{attempt}", orphan_seconds)
 
-    def launch(
-        self, ranks: int = 2, steps: int = 5, tags: tuple[str, ...] = (), orphan_seconds: float = 600.0
-    ) -> Launch:
-        launch = self.order(ranks, steps, tags, orphan_seconds)
+    def launch(self, ranks: int = 2, steps: int = 5, tags: tuple[str, ...] = ()) -> Launch:
+        launch = self.order(ranks, steps, tags)
         self.cluster.launch(launch)
         return launch
 
@@ -144,6 +149,14 @@ class Harness:
         self.sink.close()
         stop_head(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def clean_harness() -> Iterator[Harness]:
+    """Body of a fixture: the shared harness, and afterwards nothing of the test on it."""
+    harness = shared_harness()
+    yield harness
+    for attempt in harness.observe().attempts:
+        harness.cluster.release(attempt.attempt_id)
 
 
 @functools.cache

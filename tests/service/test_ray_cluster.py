@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from server.controller.cluster import LaunchFailed, NoCapacity
-from tests.service.ray_harness import SLOTS, Harness, shared_harness, wait_for
+from tests.service.ray_harness import SLOTS, Harness, clean_harness, wait_for
 from workers.process_table import identify
 
 
 @pytest.fixture
-def ray() -> Harness:
-    return shared_harness()
+def ray() -> Iterator[Harness]:
+    yield from clean_harness()
 
 
 def test_a_launched_attempt_trains_reports_and_ends(ray: Harness) -> None:
