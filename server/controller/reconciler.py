@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from server.controller import actions, loading
 from server.controller.applying import Applier
 from server.controller.checkpoint_files import OpenStore
-from server.controller.cluster import AttemptState, Cluster, ClusterState, ClusterUnavailable
+from server.controller.cluster import AttemptState, Cluster, ClusterState, ClusterUnavailable, Node
 from server.controller.launcher import Launcher
 from server.controller.leader import Leadership, LeaseLost
 from server.controller.ray_head import HeadFailed
@@ -42,6 +42,7 @@ class Memory:
     absent_since: dict[AttemptId, datetime] = field(default_factory=dict)
     unknown_since: dict[AttemptId, datetime] = field(default_factory=dict)
     signed_at: datetime | None = None  # when signs of life were last written
+    nodes: tuple[Node, ...] | None = None  # as last written
     began: bool = False  # this leadership's first look is done
 
 
@@ -168,12 +169,13 @@ class Reconciler:
         now = self._clock()
         signs = self._memory.signed_at is None or now - self._memory.signed_at >= timedelta(seconds=SIGN_SECONDS)
         changes = [change for a in state.attempts for change in _rank_changes(a, loaded, now, signs)]
-        if not changes and not signs:
+        if not changes and not signs and state.nodes == self._memory.nodes:
             return
         async with self.leadership.write() as tx:
             for attempt_id, rank, values in changes:
                 await attempts.set_rank(tx, attempt_id, rank, **values)
             await nodes.replace(tx, state.nodes)
+        self._memory.nodes = state.nodes
         if signs:
             self._memory.signed_at = now
 
