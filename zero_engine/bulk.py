@@ -28,9 +28,8 @@ class BulkSynchronizer:
         self.buffer = setting.arenas.share("gradients", "gradients", sizes)
         self.offsets = offsets_of(setting.blueprint)
         local = self.buffer.local
-        self._leaves = BucketViews(setting.blueprint, local, self.offsets, summed=False)
-        self._summed = BucketViews(setting.blueprint, local, self.offsets, summed=True)
-        self._views = self._leaves
+        kinds = {fold.summed for round in self._rounds for fold in round.folds}
+        self._forms = {summed: BucketViews(setting.blueprint, local, self.offsets, summed) for summed in kinds}
         self._done = 0  # rounds exchanged in this step
         self._folded: set[int] = set()  # parameters with a leaf in the chunk being folded
         self._piece: set[int] = set()  # parameters with a leaf in the running micro-batch
@@ -45,7 +44,7 @@ class BulkSynchronizer:
         self._piece.clear()
         if task.opens:
             self._folded.clear()
-            self._views = self._summed if _is_sum(task.round, self._setting.rank) else self._leaves
+            self._views = self._forms[_is_sum(task.round, self._setting.rank)]
             self._setting.comm.reclaim(self.buffer)
 
     def accept(self, ordinal: int, leaf: Tensor) -> None:
