@@ -55,7 +55,7 @@ def begin_equal(comm: Comm, layout: Layout, parameters: Sequence[nn.Parameter], 
     if broadcast:
         _broadcast(comm, parameters)
     own = [int(layout.fingerprint[:12], 16)]
-    own += [tensor_part("initial", 0, parameters[entry.ordinal].detach().reshape(-1)) for entry in entries]
+    own += [tensor_part("initial", e.ordinal, 0, parameters[e.ordinal].detach().reshape(-1)) for e in entries]
     signed = torch.tensor([value - (1 << 64) if value >= 1 << 63 else value for value in own], dtype=torch.int64)
     rows = _tell_all(comm, signed.to(parameters[0].device) if parameters else signed)
     if any(not torch.equal(row[:1], rows[0][:1]) for row in rows):
