@@ -52,7 +52,8 @@ class Sockets:
                 else:
                     socket.send_fds(stream, [data], [descriptor])
             except OSError as error:
-                self._lost(peer, error)
+                if kind != DONE:  # who has left for good needs no release; who died is seen at the next publication
+                    self._lost(peer, error)
 
     def ready(self, peer: int) -> tuple[int, str]:
         """The next publication of `peer`: (sequence, label)."""
