@@ -18,12 +18,8 @@ USABLE = ("complete", "verified")
 
 def checkpoints(session: Session, job: JobArgument) -> None:
     """List the checkpoints of a job."""
-    items = _checkpoints(session, session.job(job))
+    items = session.checkpoints(session.job(job))
     session.output.result(items, lambda: _draw(session, items))
-
-
-def _checkpoints(session: Session, job_id: str) -> list[Json]:
-    return session.client.items(f"/v1/jobs/{job_id}/checkpoints", 10_000)
 
 
 def _draw(session: Session, items: list[Json]) -> None:
@@ -31,10 +27,10 @@ def _draw(session: Session, items: list[Json]) -> None:
         session.output.say("No checkpoint yet.")
         return
     session.output.table(
-        ("Id", ">Step", ">Attempt", "Status", "Ranks x stage", ">Size", ">Eval loss", "Digest", ">Age"),
+        ("Id", ">Step", ">Attempt", "Status", "N x stage", ">Size", ">Eval", "Digest", ">Age"),
         (
             (
-                item["id"],
+                short_id(item["id"]),
                 str(item["step"]),
                 str(item["attempt"]),
                 item["status"] + (" pinned" if item["pinned"] else ""),
@@ -56,12 +52,14 @@ def export(
         Path | None, typer.Option("--output", "-o", help="Where to; default: NAME-step.safetensors.")
     ] = None,
     step: Annotated[int | None, typer.Option("--step", min=0, help="Of the checkpoint; default: the newest.")] = None,
-    checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="Id of the checkpoint.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", help="Id of the checkpoint, or the end of one.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Write the weights of a checkpoint as one safetensors file with canonical names."""
     job_id = session.job(job)
-    chosen = _choose(_checkpoints(session, job_id), step, checkpoint)
+    chosen = session.checkpoint(job_id, checkpoint) if checkpoint else _newest(session.checkpoints(job_id), step)
     target = target or Path(f"{short_id(job_id)}-step{chosen['step']}.safetensors")
     if target.exists() and not force:
         raise BadInput(f"{target} exists; give another name with -o, or --force.")
@@ -72,16 +70,14 @@ def export(
     )
 
 
-def _choose(items: list[Json], step: int | None, checkpoint: str | None) -> Json:
+def _newest(items: list[Json], step: int | None) -> Json:
+    """The newest usable checkpoint, of one step if that is named."""
     usable = [item for item in items if item["status"] in USABLE]
-    if checkpoint is not None:
-        usable = [item for item in usable if item["id"] == checkpoint]
-    if step is not None:
-        usable = [item for item in usable if item["step"] == step]
-    if not usable:
-        steps = ", ".join(str(item["step"]) for item in items if item["status"] in USABLE)
+    found = [item for item in usable if step is None or item["step"] == step]
+    if not found:
+        steps = ", ".join(str(item["step"]) for item in usable)
         raise CommandError(f"There is no such checkpoint; usable ones stand at step: {steps or 'none'}.")
-    return max(usable, key=lambda item: (item["step"], item["attempt"]))
+    return max(found, key=lambda item: (item["step"], item["attempt"]))
 
 
 def _download(session: Session, path: str, target: Path) -> int:

@@ -27,6 +27,7 @@ Server = Annotated[str | None, typer.Option("--server", envvar="SHARDYARD_SERVER
 Token = Annotated[str | None, typer.Option("--token", envvar="SHARDYARD_TOKEN", help="Token for that server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout; also when piped.")]
 
+MAX_CHECKPOINTS = 10_000
 SEARCHED_JOBS = 1000  # how far back a job may be named by anything but its whole id
 
 
@@ -54,6 +55,19 @@ class Session:
             raise CommandError("There is no job yet." if named == "latest" else f"There is no job {named!r}.")
         ids = ", ".join(job["id"][-8:] for job in found[:8])
         raise BadInput(f"{named!r} names {len(found)} jobs; say which: {ids}")
+
+    def checkpoints(self, job_id: str) -> list[Json]:
+        """Every checkpoint of a job."""
+        return self.client.items(f"/v1/jobs/{job_id}/checkpoints", MAX_CHECKPOINTS)
+
+    def checkpoint(self, job_id: str, named: str) -> Json:
+        """The checkpoint of a job named by its id or the end of it. Raises CommandError, BadInput."""
+        found = [item for item in self.checkpoints(job_id) if len(named) >= 4 and item["id"].endswith(named.lower())]
+        if len(found) > 1:
+            raise BadInput(f"{named!r} names {len(found)} checkpoints; give more of the id.")
+        if not found:
+            raise CommandError(f"The job has no checkpoint {named!r}.")
+        return found[0]
 
 
 def _is_named(job: Json, named: str) -> bool:

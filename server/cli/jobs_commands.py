@@ -61,7 +61,7 @@ def _draw_jobs(session: Session, items: list[Json]) -> None:
         session.output.say("No jobs. Submit one: shardyard submit examples/gpt_stdlib.yaml")
         return
     session.output.table(
-        ("Id", "Name", "Status", ">Step", ">Loss", "Ranks x stage", ">Age", "Reason"),
+        ("Id", "~Name", "Status", ">Step", ">Loss", "N x stage", ">Age", "~Reason"),
         (
             (
                 short_id(job["id"]),
@@ -116,7 +116,7 @@ def _draw_job(session: Session, job: Json, attempts: list[Json]) -> None:
     session.output.draw(grid)
     if attempts:
         session.output.table(
-            (">Attempt", "Status", "Ranks x stage", ">From step", ">Last step", "Reason"),
+            (">Attempt", "Status", "N x stage", ">From", ">To step", "~Reason"),
             (
                 (
                     str(attempt["number"]),
@@ -212,7 +212,9 @@ def resume(
     ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Go on with so many ranks.")] = None,
     stage: Annotated[int | None, typer.Option("--stage", min=0, max=3, help="Go on at this ZeRO stage.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Train to this step.")] = None,
-    checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="Id; default: the newest verified.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", help="Id, or the end of one; default: the newest verified.")
+    ] = None,
     follow_it: Follow = False,
 ) -> None:
     """Go on from a checkpoint, also with other ranks, stage or more steps: the bits stay the same."""
@@ -221,7 +223,7 @@ def resume(
         "ranks": ranks,
         "zero": None if stage is None else {"stage": stage},
         "train": None if steps is None else {"steps": steps},
-        "checkpoint": checkpoint,
+        "checkpoint": None if checkpoint is None else session.checkpoint(job_id, checkpoint)["id"],
     }
     answer = session.client.post(f"/v1/jobs/{job_id}/resume", {k: v for k, v in body.items() if v is not None})
     if follow_it:

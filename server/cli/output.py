@@ -73,14 +73,18 @@ class Output:
         self.console.print(drawing)
 
     def table(self, headings: Sequence[str], rows: Iterable[Sequence[Cell | RenderableType]]) -> None:
-        """A table; a heading that begins with ">" is aligned to the right."""
+        """A table; a heading that begins with ">" is aligned to the right, the cells of one with "~" may wrap."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
         for heading in headings:
-            right = heading.startswith(">")
-            table.add_column(heading.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+            table.add_column(
+                heading.lstrip(">~"),
+                justify="right" if heading.startswith(">") else "left",
+                no_wrap=not heading.startswith("~"),
+                overflow="fold",
+            )
         for row in rows:
             table.add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in row))
         self.console.print(table)
@@ -141,4 +145,6 @@ def number_text(value: float | str | None, digits: int = 4) -> str:
     """A number of the API, where "NaN" and the infinities are strings."""
     if value is None:
         return "-"
-    return value if isinstance(value, str) else f"{value:.{digits}g}"
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"

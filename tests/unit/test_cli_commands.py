@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from server.cli import main
 from tests.unit.scripted_server import Answer, Asked, Script, job_view, serving
 
 JOB = job_view()["id"]
 SPEC = "name: tiny\nmodel: {kind: mlp}\ndata: {kind: digits}\ntrain: {steps: 5}\n"
 FEED = Answer(b"data: {}\n\n", content_type="text/event-stream")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 @pytest.fixture
@@ -26,13 +39,25 @@ def script() -> Iterator[Script]:
         yield script
 
 
-def shardyard(
-    script: Script | None, *words: str, stdin: str = "", cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, stdout piped."""
+def shardyard(script: Script | None, *words: str, stdin: str = "", cwd: Path | None = None) -> Ended:
+    """The command as the console script runs it, stdout and stderr no terminals."""
     where = [] if script is None else ["--server", script.url, "--token", "t"]
-    command = [str(Path(sys.executable).with_name("shardyard")), *words, *where]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=cwd, timeout=60)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["shardyard", *words, *where])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        if cwd is not None:
+            patch.chdir(cwd)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return Ended(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def test_the_console_script_runs_as_a_process_of_its_own(script: Script) -> None:
+    """The other tests call the same function in this one."""
+    command = [Path(sys.executable).with_name("shardyard"), "jobs", "--server", script.url, "--token", "t"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and json.loads(run.stdout)[0]["id"] == JOB
 
 
 def test_a_piped_table_is_json(script: Script) -> None:
