@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { MemorySample, MemoryView } from "../api/client";
-import { byteTicks, CATEGORIES, overSteps, peaks, spread, stack, totalOf, withinStep } from "./bands";
+import { byteTicks, CATEGORIES, overSteps, peaks, plannedBytes, spread, stack, totalOf, withinStep } from "./bands";
 
 const sample = (over: Partial<MemorySample>): MemorySample => ({
   step: 1, attempt: 1, rank: 0, phase: "peak", at: "2026-01-01T00:00:00Z",
@@ -27,6 +27,10 @@ it("orders the phases as a step takes them", () => {
 it("finds each rank's largest moment among its phases", () => {
   const phases = [sample({ rank: 0 }), sample({ rank: 0, grads: 50, phase: "backward" }), sample({ rank: 1 })];
   expect(peaks(view([], phases)).map((each) => [each.rank, each.grads])).toEqual([[0, 50], [1, 4]]);
+});
+
+it("finds a category in the plan under the engine's name and under the sample's", () => {
+  expect([plannedBytes({ parameters: 3 }, "params"), plannedBytes({ params: 4 }, "params"), plannedBytes({}, "sums")]).toEqual([3, 4, 0]);
 });
 
 it("keeps labels apart without changing their order", () => {

@@ -5,8 +5,15 @@ import type { MemorySample, MemoryView } from "../api/client";
 export const CATEGORIES = ["params", "grads", "sums", "master", "moments", "buckets", "slots", "activations", "other"] as const;
 export type Category = (typeof CATEGORIES)[number];
 
-/** What the engine allocates from its arenas and therefore plans to the byte; the rest is the model's and torch's. */
-export const PLANNED: readonly Category[] = ["params", "grads", "sums", "master", "moments", "buckets", "slots"];
+/** What the engine allocates from its arenas and therefore plans to the byte; activations are the model's. */
+export const PLANNED: readonly Category[] = CATEGORIES.filter((category) => category !== "activations");
+
+/** The engine's plan says "parameters" and "gradients" where samples say "params" and "grads". */
+const PLAN_NAMES: Partial<Record<Category, string>> = { params: "parameters", grads: "gradients" };
+
+export function plannedBytes(plan: Record<string, number> | undefined, category: Category): number {
+  return plan?.[category] ?? plan?.[PLAN_NAMES[category] ?? category] ?? 0;
+}
 
 export const CATEGORY_WORDS: Record<Category, string> = {
   params: "parameters",

@@ -6,6 +6,7 @@ import { messageOf, type Node, type QueueItem } from "../api/client";
 import { nodesQuery, queueQuery } from "../api/queries";
 import { useNow } from "../ui/clock";
 import { formatAge, formatBytes, formatCount, formatTime } from "../ui/format";
+import { Reason } from "../ui/Reason";
 import { Bones, Command, Notice, Panel } from "../ui/pieces";
 import "./cluster.css";
 
@@ -91,7 +92,7 @@ function Queue({ items }: { items: readonly QueueItem[] }) {
                 <td className="num">{item.priority}</td>
                 <td className="num">{formatAge(item.waiting_since, now)}</td>
                 <td>
-                  {item.reason?.sentence ?? "Waiting for the controller's next look."}
+                  <Reason text={item.reason?.sentence ?? "Waiting for the controller's next look."} />
                   {item.unblock && <p className="quiet">{item.unblock}</p>}
                 </td>
               </tr>

@@ -6,6 +6,7 @@ import { attemptsQuery } from "../api/queries";
 import { useNow } from "../ui/clock";
 import { formatBytes, formatCount, formatDuration, formatTime, secondsBetween } from "../ui/format";
 import { Panel } from "../ui/pieces";
+import { Reason } from "../ui/Reason";
 import { State } from "../ui/State";
 
 const MANY_RANKS = 64;
@@ -41,7 +42,10 @@ export function AttemptStrip({ job }: { job: Job }) {
                 <td className="nowrap">{formatTime(attempt.created_at, now)}</td>
                 <td className="num">{formatDuration(secondsBetween(attempt.created_at, attempt.ended_at ?? now))}</td>
                 <td className="mono">{attempt.digest ?? "–"}</td>
-                <td><bdi>{attempt.reason?.sentence ?? (attempt.resumed_from_step === null ? "" : `from the checkpoint at step ${attempt.resumed_from_step}`)}</bdi></td>
+                <td>
+                  {attempt.reason && <Reason text={attempt.reason.sentence} />}
+                  {attempt.resumed_from_step !== null && <p className="quiet">from the checkpoint at step {formatCount(attempt.resumed_from_step)}</p>}
+                </td>
               </tr>
             ))}
           </tbody>

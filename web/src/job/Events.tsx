@@ -6,6 +6,7 @@ import { eventsQuery } from "../api/queries";
 import { useNow } from "../ui/clock";
 import { formatTime } from "../ui/format";
 import { Bones, Notice, Panel } from "../ui/pieces";
+import { Reason } from "../ui/Reason";
 import { State } from "../ui/State";
 
 export function Events({ job }: { job: Job }) {
@@ -21,10 +22,10 @@ export function Events({ job }: { job: Job }) {
           <li key={event.id}>
             <time dateTime={event.at}>{formatTime(event.at, now)}</time>
             <div>
-              <p>
-                <bdi>{event.message || event.action}</bdi>
+              <div className="event-line">
+                <Reason text={event.message || event.action} />
                 {event.new && event.new !== event.old && <span className="edge">{event.old && <><State status={event.old} /> <span aria-hidden="true">→</span></>} <State status={event.new} /></span>}
-              </p>
+              </div>
               <p className="quiet">
                 <span className="mono">{event.action}</span> · {event.actor}
                 {event.attempt !== null && ` · attempt ${event.attempt}`}

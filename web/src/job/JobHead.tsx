@@ -7,6 +7,7 @@ import { checkpointsQuery, explainQuery } from "../api/queries";
 import { useNow } from "../ui/clock";
 import { formatAge, formatCount, formatDuration, formatNumber, formatShort, formatTime, secondsBetween, shortId, toNumber } from "../ui/format";
 import { Notice } from "../ui/pieces";
+import { Reason } from "../ui/Reason";
 import { State, toneOf } from "../ui/State";
 import { Yardstick } from "../ui/Yardstick";
 import { Actions } from "./Actions";
@@ -49,7 +50,7 @@ function Because({ job }: { job: Job }) {
   const phase = job.current_attempt && ["starting", "running"].includes(job.status) ? job.phase : null;
   return (
     <>
-      {job.reason && <span className="quiet"><bdi>{job.reason.sentence}</bdi></span>}
+      {job.reason && <Reason text={job.reason.sentence} />}
       {phase && <span className="quiet">{phase}</span>}
       {job.attempt > 1 && <span className="badge">attempt {job.attempt}</span>}
       {silence !== null && silence > UNREACHABLE_SECONDS && <span className="badge warn">unreachable: last heard {formatAge(job.last_report_at, now)} ago</span>}
@@ -94,7 +95,7 @@ function Waiting({ job }: { job: Job }) {
   const { sentence, unblock, position, jobs_ahead: ahead } = explain.data;
   return (
     <Notice tone="warn">
-      {sentence !== job.reason?.sentence && <p>{sentence}</p>}
+      {sentence !== job.reason?.sentence && <Reason text={sentence} />}
       {unblock && <p className="quiet">{unblock}</p>}
       {position !== null && <p className="quiet">Place {position} in the queue{ahead.length > 0 ? `, behind ${ahead.length} ${ahead.length === 1 ? "job" : "jobs"}` : ""}.</p>}
     </Notice>

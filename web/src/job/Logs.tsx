@@ -7,7 +7,7 @@ import { api, body, messageOf, type Job, type LogLine, type LogView } from "../a
 import { onStale } from "../api/feed";
 import { formatBytes, formatTime } from "../ui/format";
 import { Bones, Notice } from "../ui/pieces";
-import { plain } from "./ansi";
+import { plain } from "../ui/ansi";
 
 const WINDOW_LINES = 1000;
 const TYPING_MS = 300;

@@ -4,7 +4,7 @@ import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { messageOf, type Job, type MemorySample, type MemoryView } from "../api/client";
 import { ledgerQuery, memoryQuery } from "../api/queries";
-import { CATEGORIES, CATEGORY_WORDS, engineTotal, overSteps, peaks, PLANNED, plannedTotal, totalOf, withinStep } from "../charts/bands";
+import { CATEGORIES, CATEGORY_WORDS, engineTotal, overSteps, peaks, PLANNED, plannedBytes, plannedTotal, totalOf, withinStep } from "../charts/bands";
 import "../charts/charts.css";
 import { MemoryBands, RankBar, type Level } from "../charts/MemoryBands";
 import { formatBytes, formatCount } from "../ui/format";
@@ -91,11 +91,11 @@ function CategoryTable({ sample, plan, levels }: { sample: MemorySample; plan: R
           <tr><th scope="col">Band</th><th scope="col" className="num">Measured</th><th scope="col" className="num">Plan</th></tr>
         </thead>
         <tbody>
-          {CATEGORIES.filter((category) => sample[category] > 0 || (plan?.[category] ?? 0) > 0).map((category) => (
+          {CATEGORIES.filter((category) => sample[category] > 0 || plannedBytes(plan, category) > 0).map((category) => (
             <tr key={category}>
               <th scope="row"><i className="swatch" style={{ background: `var(--band-${category})` }} />{CATEGORY_WORDS[category]}</th>
               <td className="num" title={`${formatCount(sample[category])} bytes`}>{formatBytes(sample[category])}</td>
-              <td className="num" title={plan ? `${formatCount(plan[category] ?? 0)} bytes` : undefined}>{PLANNED.includes(category) && plan ? <Against measured={sample[category]} planned={plan[category] ?? 0} /> : <span className="quiet">not planned</span>}</td>
+              <td className="num" title={plan ? `${formatCount(plannedBytes(plan, category))} bytes` : undefined}>{PLANNED.includes(category) && plan ? <Against measured={sample[category]} planned={plannedBytes(plan, category)} /> : <span className="quiet">not planned</span>}</td>
             </tr>
           ))}
           <tr className="sum">

@@ -31,7 +31,7 @@ export default function Training({ job }: { job: Job }) {
   }, [series]);
   const broken = series?.filter((each) => each.error) ?? [];
   const shared = { range, onRange: setRange, syncKey: job.id };
-  const isWaiting = job.attempt === 0;
+  const isWaiting = !series?.some((each) => each.points.length > 0 || each.non_finite.length > 0);
 
   if (metrics.isPending) return <div className="panel"><Bones rows={6} label="Reading the curves" /></div>;
   if (metrics.isError && !metrics.data) return <Notice tone="bad" onRetry={() => void metrics.refetch()}>{messageOf(metrics.error)}</Notice>;

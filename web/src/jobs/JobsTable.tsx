@@ -9,6 +9,7 @@ import type { JobSort } from "../api/queries";
 import type { JobsSearch } from "../app/router";
 import { useNow } from "../ui/clock";
 import { formatAge, formatCount, formatDuration, formatNumber, formatTime, shortId, toNumber } from "../ui/format";
+import { readable } from "../ui/ansi";
 import { Sparkline } from "../ui/Sparkline";
 import { State, toneOf } from "../ui/State";
 import { Yardstick } from "../ui/Yardstick";
@@ -57,7 +58,7 @@ function NameCell({ job }: { job: JobRow }) {
       <Link to="/jobs/$id" params={{ id: job.id }} className="job-name"><bdi>{job.name}</bdi></Link>
       <span className="job-id mono" title={job.id}>{shortId(job.id)}</span>
       {job.tags.map((tag) => <bdi key={tag} className="tag">{tag}</bdi>)}
-      {note && <span className="job-note" data-tone={toneOf(job.status)}><bdi>{note}</bdi></span>}
+      {note && <span className="job-note" data-tone={toneOf(job.status)}><bdi>{readable(note)}</bdi></span>}
     </>
   );
 }

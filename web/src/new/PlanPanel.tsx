@@ -1,7 +1,7 @@
 /** What the spec would cost at each stage, beside the paper's numbers, before anything starts. */
 
 import type { Plan, StagePlan } from "../api/client";
-import { CATEGORIES, CATEGORY_WORDS } from "../charts/bands";
+import { CATEGORIES, CATEGORY_WORDS, plannedBytes } from "../charts/bands";
 import { formatBytes, formatCount, formatShort } from "../ui/format";
 
 interface Props {
@@ -24,6 +24,7 @@ export function PlanPanel({ plan, chosen, isOld }: Props) {
       </dl>
       <p className="advice">{plan.advice}</p>
       {!plan.exact && <p className="quiet">An estimate: the vocabulary is known only when the text has been read.</p>}
+      {plan.note && <p className="quiet">{plan.note}</p>}
       {plan.idle_share > 0 && <p className="plan-warn">{Math.round(plan.idle_share * 100)} % of the rank time is idle: {plan.micro_batches} micro-batches do not divide evenly over {plan.ranks} ranks.</p>}
       <ol className="stages">
         {plan.stages.map((each) => <Stage key={each.stage} plan={each} max={max} isChosen={each.stage === stage} isAdvised={each.stage === plan.advised_stage} />)}
@@ -35,7 +36,7 @@ export function PlanPanel({ plan, chosen, isOld }: Props) {
 
 function Stage({ plan, max, isChosen, isAdvised }: { plan: StagePlan; max: number; isChosen: boolean; isAdvised: boolean }) {
   let at = 0;
-  const parts = CATEGORIES.filter((category) => (plan.memory[category] ?? 0) > 0);
+  const parts = CATEGORIES.filter((category) => plannedBytes(plan.memory, category) > 0);
   return (
     <li className="stage-plan" aria-current={isChosen ? "true" : undefined}>
       <div className="stage-head">
@@ -44,9 +45,9 @@ function Stage({ plan, max, isChosen, isAdvised }: { plan: StagePlan; max: numbe
         {!plan.fits && <span className="badge bad">does not fit</span>}
         <span className="push">{formatBytes(plan.total_bytes)} <span className="quiet">a rank</span></span>
       </div>
-      <svg className="rank-bar" viewBox="0 0 1000 16" preserveAspectRatio="none" role="img" aria-label={parts.map((category) => `${CATEGORY_WORDS[category]} ${formatBytes(plan.memory[category])}`).join(", ")}>
+      <svg className="rank-bar" viewBox="0 0 1000 16" preserveAspectRatio="none" role="img" aria-label={parts.map((category) => `${CATEGORY_WORDS[category]} ${formatBytes(plannedBytes(plan.memory, category))}`).join(", ")}>
         {parts.map((category) => {
-          const [start, width] = [at, (1000 * (plan.memory[category] ?? 0)) / max];
+          const [start, width] = [at, (1000 * plannedBytes(plan.memory, category)) / max];
           at += width;
           return <rect key={category} x={start} y="2" width={width} height="12" fill={`var(--band-${category})`} stroke="var(--panel)" strokeWidth="1" vectorEffect="non-scaling-stroke" />;
         })}
@@ -62,7 +63,7 @@ function Stage({ plan, max, isChosen, isAdvised }: { plan: StagePlan; max: numbe
 }
 
 function Legend({ plan }: { plan: Plan }) {
-  const used = CATEGORIES.filter((category) => plan.stages.some((stage) => (stage.memory[category] ?? 0) > 0));
+  const used = CATEGORIES.filter((category) => plan.stages.some((stage) => plannedBytes(stage.memory, category) > 0));
   return (
     <ul className="legend">
       {used.map((category) => <li key={category}><i className="swatch" style={{ background: `var(--band-${category})` }} />{CATEGORY_WORDS[category]}</li>)}

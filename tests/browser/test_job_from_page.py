@@ -1,0 +1,67 @@
+"""The promise, from the page: submit, watch, cancel, resume elsewhere, the same bits."""
+
+from __future__ import annotations
+
+from conftest import Json, Service
+from playwright.sync_api import Page, expect
+from specs import as_yaml, digits
+
+AT_REST_MS = 90_000
+MOVES_MS = 30_000
+
+
+def write_spec(page: Page, spec: Json) -> None:
+    """Replace the editor's text by a spec, as a person pastes it."""
+    editor = page.locator(".cm-content")
+    editor.click()
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text(as_yaml(spec))
+
+
+def test_a_job_cancelled_and_resumed_from_the_page_ends_with_the_bits_of_an_undisturbed_run(
+    page: Page, service: Service
+) -> None:
+    """2 ranks at stage 2, cancelled midway, resumed on 1 rank at stage 3: the digest equals the uninterrupted run's."""
+    undisturbed = service.submit(digits("undisturbed", steps=400, ranks=2, stage=2))
+    page.get_by_role("link", name="New job").click()
+    write_spec(page, digits("from-the-page", steps=400, ranks=2, stage=2))
+    page.locator(".stage-plan").nth(3).wait_for()
+    expect(page.locator(".stage-plan[aria-current]")).to_contain_text("Stage 2")
+    expected = service.wait(undisturbed, lambda job: job["status"] == "succeeded")["digest"]
+
+    page.get_by_role("button", name="Submit job").click()
+    page.wait_for_url("**/jobs/*")
+    job_id = page.url.rpartition("/")[2]
+    loss = page.get_by_test_id("loss")
+    expect(loss).not_to_have_text("–", timeout=MOVES_MS)
+    seen = loss.inner_text()
+    expect(loss).not_to_have_text(seen, timeout=MOVES_MS)
+
+    page.get_by_role("button", name="Cancel…").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Cancel “from-the-page”?")
+    page.get_by_role("button", name="Cancel job").click()
+    state = page.locator(".job-state .state")
+    expect(state).to_have_text("cancelled", timeout=AT_REST_MS)
+    stopped_at = service.job(job_id)["step"]
+    assert 0 < stopped_at < 400
+
+    page.get_by_role("button", name="Resume…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Ranks").fill("1")
+    dialog.get_by_label("Stage").select_option("3")
+    dialog.get_by_role("button", name="Resume job").click()
+    expect(state).to_have_text("succeeded", timeout=AT_REST_MS)
+    expect(page.get_by_test_id("digest")).to_have_text(expected)
+    assert service.job(job_id)["stage"] == 3
+
+
+def test_a_mistake_is_shown_at_its_line_before_anything_is_submitted(page: Page) -> None:
+    """The server reads the text as it is typed; the editor marks the line and the sentence says what to write."""
+    page.goto("/new")
+    write_spec(page, {**digits("typo"), "resorces": {"ranks": 2}})
+    problems = page.get_by_role("alert")
+    expect(problems).to_contain_text("resources")
+    line = as_yaml({**digits("typo"), "resorces": {"ranks": 2}}).splitlines().index("resorces:") + 1
+    problems.get_by_role("button", name=f"line {line}").click()
+    expect(page.locator(".cm-activeLine")).to_contain_text("resorces")
+    expect(page.locator(".cm-lint-marker-error")).to_have_count(1)
