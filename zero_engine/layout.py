@@ -2,8 +2,8 @@
 
 All parameters stand in one flat space of elements. A *unit* is a contiguous part of it, cut into the same block-aligned
 ranges, one per rank, at every stage. Inside a unit, parameters of one (optimizer group, dtype, trainable) form a *run*,
-padded to whole *blocks*. The block size depends on the model alone, so neither the number of ranks nor the stage moves
-an element. Unit 0 is the root unit: it owns what no other unit can own alone, and may be empty.
+padded to whole *blocks*, at least one. The block size depends on the model alone, so neither the number of ranks nor
+the stage moves an element. Unit 0 is the root unit: it owns what no other unit can own alone, and may be empty.
 
     flat   |<----------- unit 0 (root) ----------->|<------ unit 1 ------>| ...
     runs   | group 0 fp32 .... | group 1 fp32 .... | group 0 | group 1    |
@@ -143,7 +143,7 @@ class Layout:
                 for spec, first, ordinal in (item for item in members if _run_key(item) == key):
                     entries.append(Entry(spec, position, first, ordinal, len(runs)))
                     position += _round_up(spec.numel, ALIGNMENT)
-                position = run_start + _round_up(position - run_start, block)
+                position = run_start + max(block, _round_up(position - run_start, block))
                 unit_runs.append(len(runs))
                 runs.append(Run(index, *key, run_start, position))
             units.append(Unit(index, name, unit_start, position, tuple(unit_runs)))
