@@ -48,7 +48,7 @@ _REASONS: tuple[Reason, ...] = (
         "{free} slots are free and kept for job {ahead}, which is ahead in the queue.",
     ),
     Reason("quota", Status.QUEUED, "free", "Needs {ranks} slots; the quota of {quota} has {used} in use."),
-    Reason("backoff", Status.QUEUED, "free", "Retrying after a failure, not before {until}."),
+    Reason("backoff", Status.QUEUED, "free", "Trying again at {until} after: {message}"),
     Reason("cluster_unavailable", Status.QUEUED, "free", "The cluster does not answer: {message}"),
     Reason("preempted", Status.QUEUED, "free", "Stopped to make room for job {ahead}; it goes on by itself."),
     Reason("retrying", Status.QUEUED, "none", "Trying again after: {message}"),

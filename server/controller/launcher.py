@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from workers.spec import JobSpec
 
 log = logging.getLogger("shardyard.launcher")
 Device = Literal["cpu", "cuda"]
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Launcher:
             log.warning("attempt.launch_unanswered attempt=%s error=%s", launch.attempt_id, error)
         except Exception as error:  # whatever it is, it is a reason and never ends the controller
             log.exception("attempt.launch_failed attempt=%s", launch.attempt_id)
-            await self._decide(launch, "launch_failed", {"message": f"{type(error).__name__}: {error}"})
+            await self._failed(launch, error)
         else:
             async with self._leadership.write() as tx:
                 await attempts.set_values(tx, launch.attempt_id, launched_at=tx.now)
@@ -189,6 +191,17 @@ class Launcher:
                 allowed={Status.QUEUED},
             )
 
-    async def _decide(self, launch: Launch, reason: str, data: dict[str, object]) -> None:
+    async def _failed(self, launch: Launch, error: Exception) -> None:
+        """The sentence gets the first and the last line, the page the whole text."""
+        text = _ANSI.sub("", str(error)) or type(error).__name__
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        message = lines[0][:300] if len(lines) == 1 else f"{lines[0][:200]} … {lines[-1][:200]}"
+        shown = {"rank": None, "type": type(error).__name__, "message": message, "traceback": text, "code": None}
+        await self._decide(launch, "launch_failed", {"message": message}, shown)
+
+    async def _decide(
+        self, launch: Launch, reason: str, data: dict[str, object], error: dict[str, object] | None = None
+    ) -> None:
         async with self._leadership.write() as tx:
-            await attempts.set_values(tx, launch.attempt_id, reason=reason, reason_data=data, ended_at=tx.now)
+            values: dict[str, object] = {"reason": reason, "reason_data": data, "error": error, "ended_at": tx.now}
+            await attempts.set_values(tx, launch.attempt_id, **values)

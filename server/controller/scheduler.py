@@ -15,6 +15,7 @@ from server.controller.actions import Command, Data, Delete, Explain, Start, Swe
 from server.controller.cluster import ClusterState, Node
 from server.controller.snapshot import JobFacts, Snapshot
 from server.controller.supervision import supervise, watch
+from server.reasons import sentence
 from server.states import AttemptStatus, Desired, Status
 
 
@@ -110,7 +111,7 @@ def _obstacle(job: JobFacts, pool: Pool, used: int, quota: int, now: datetime) -
     if quota and job.ranks > quota:
         return "quota", {"ranks": job.ranks, "quota": quota, "used": used}
     if job.not_before is not None and now < job.not_before:
-        return "backoff", {"until": job.not_before.isoformat(timespec="seconds")}
+        return "backoff", {"until": job.not_before.strftime("%H:%M:%S UTC"), "message": _why_again(job)}
     if pool.held_by is not None:
         return "reserved", {**facts, "ahead": pool.held_by.id}
     if quota and used + job.ranks > quota:
@@ -120,6 +121,11 @@ def _obstacle(job: JobFacts, pool: Pool, used: int, quota: int, now: datetime) -
         pool.held_by = job
         return "waiting_for_slots", facts
     return None, {}
+
+
+def _why_again(job: JobFacts) -> object:
+    """What the last attempt ended with, kept through the wait."""
+    return job.reason_data.get("message") or sentence(job.reason or "retrying", job.reason_data)
 
 
 def _changed(jobs: Iterable[JobFacts], reason: str, data: Data) -> Iterator[Explain]:

@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from server.controller.cluster import Node
 from server.controller.fake_cluster import FakeCluster, cpu_node
 from server.controller.fake_ranks import Fault, Gang
@@ -19,7 +21,6 @@ from server.controller.stage import resolve_stage
 from server.db import Database
 from server.errors import ApiError
 from server.ids import new_id
-from server.models import Base
 from server.rows import actions, attempts, checkpoints, events, jobs, reports
 from server.rows.users import Principal
 from server.settings import Settings
@@ -65,7 +66,6 @@ class World:
         clock = Clock()
         chosen = Settings(data_dir=folder, database_url=url, **settings)
         database = Database.open(chosen.database, clock=clock)
-        await database.create_all(Base.metadata)
         loop = asyncio.get_running_loop()
 
         def send(url: str, token: str, batch: ReportBatch) -> int:
@@ -222,8 +222,13 @@ def new_controller(database: Database, cluster: FakeCluster, settings: Settings,
     )
 
 
-def in_world(slots: int = 4, **settings: Any) -> Callable[[Callable[[World], Awaitable[None]]], Callable[..., None]]:
-    """A test that is an `async def` with a World. The fixture `database_url` says on which database."""
+BOTH = ("sqlite", "postgresql")
+
+
+def in_world(
+    slots: int = 4, databases: tuple[str, ...] = ("sqlite",), **settings: Any
+) -> Callable[[Callable[[World], Awaitable[None]]], Callable[..., None]]:
+    """A test that is an `async def` with a World, on each of `databases`."""
 
     def decorate(test: Callable[[World], Awaitable[None]]) -> Callable[..., None]:
         def run(tmp_path: Path, database_url: str) -> None:
@@ -238,9 +243,9 @@ def in_world(slots: int = 4, **settings: Any) -> Callable[[Callable[[World], Awa
 
         functools.update_wrapper(run, test)
         run.__signature__ = inspect.signature(run, follow_wrapped=False)  # type: ignore[attr-defined]
-        return run
+        return pytest.mark.parametrize("database_url", databases, indirect=True)(run)
 
     return decorate
 
 
-__all__ = ["ADA", "Clock", "Fault", "World", "in_world"]
+__all__ = ["ADA", "BOTH", "Clock", "Fault", "World", "in_world"]

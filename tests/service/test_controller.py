@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from server.controller.actions import Start
 from server.controller.cluster import LaunchFailed, NoCapacity
 from server.states import Action, AttemptStatus, Desired, Status
-from tests.service.controller_world import Fault, World, in_world
+from tests.service.controller_world import BOTH, Fault, World, in_world
 from workers.contract import JobId
 
 
-@pytest.fixture
-def database_url() -> str:
-    return ""
-
-
-@in_world()
+@in_world(databases=BOTH)
 async def test_a_job_runs_to_its_last_step_and_leaves_nothing(world: World) -> None:
     """Every transition has its event, the checkpoints are there, all slots are free again."""
     job = await world.submit(steps=25)
@@ -59,7 +52,7 @@ async def test_of_two_gangs_that_do_not_fit_together_one_waits_with_nothing_held
 # --- stop -------------------------------------------------------------------------------------------------------------
 
 
-@in_world()
+@in_world(databases=BOTH)
 async def test_a_cancel_saves_releases_and_only_then_says_cancelled(world: World) -> None:
     """`stopping` at once; `cancelled` when the cluster no longer has the attempt."""
     job = await world.submit(steps=500)
@@ -103,14 +96,12 @@ async def test_a_kill_during_the_grace_acts_at_once(world: World) -> None:
     assert (world.clock() - begun).total_seconds() < 3.0
 
 
-@pytest.mark.parametrize("phase", ["started", "joining", "building"])
-def test_a_cancel_while_starting_ends_within_moments(phase: str, request: pytest.FixtureRequest) -> None:
+@in_world()
+async def test_a_cancel_while_starting_ends_within_moments(world: World) -> None:
     """Whatever the ranks are doing: there is nothing to save, so nothing to wait for."""
-
-    @in_world()
-    async def scenario(world: World) -> None:
+    for phase in ("started", "joining", "building"):
         world.cluster.faults = [Fault("hang", rank=1, phase=phase)]
-        job = await world.submit(stop_grace_seconds=3600.0)
+        job = await world.submit(phase, stop_grace_seconds=3600.0)
         await world.look(8)
         assert (await world.job(job)).status is Status.STARTING
         await world.act(Action.CANCEL, job)
@@ -118,8 +109,6 @@ def test_a_cancel_while_starting_ends_within_moments(phase: str, request: pytest
         await world.until_status(job, Status.CANCELLED)
         assert (world.clock() - begun).total_seconds() < 3.0
         assert world.free_slots() == 4
-
-    scenario(request.getfixturevalue("tmp_path"), request.getfixturevalue("database_url"))
 
 
 @in_world(slots=1)
@@ -159,7 +148,7 @@ async def test_a_late_word_of_training_does_not_overwrite_a_cancel(world: World)
     assert "job.running" not in await world.actions(job)
 
 
-@in_world()
+@in_world(databases=BOTH)
 async def test_a_pause_pins_its_checkpoint_and_a_resume_goes_on_from_it(world: World) -> None:
     """A new attempt from the very step; no step is trained twice; the pin goes when the job trains again."""
     job = await world.submit(steps=60)
@@ -185,7 +174,7 @@ async def test_a_pause_pins_its_checkpoint_and_a_resume_goes_on_from_it(world: W
 # --- failure ----------------------------------------------------------------------------------------------------------
 
 
-@in_world()
+@in_world(databases=BOTH)
 async def test_a_rank_that_dies_is_retried_from_the_last_checkpoint(world: World) -> None:
     """Infrastructure: counted once, however many ranks went down with it."""
     world.cluster.faults = [Fault("die", rank=1, step=14)]
@@ -295,7 +284,7 @@ async def _checkpoint_ids(world: World, job: str) -> list[str]:
 # --- restart and adoption ---------------------------------------------------------------------------------------------
 
 
-@in_world()
+@in_world(databases=BOTH)
 async def test_a_restarted_server_adopts_what_trains_and_nothing_is_doubled_or_missing(world: World) -> None:
     """One launch in all; every step reported exactly once."""
     job = await world.submit(steps=60)
@@ -312,7 +301,7 @@ async def test_a_restarted_server_adopts_what_trains_and_nothing_is_doubled_or_m
     assert points == list(range(1, 61))
 
 
-@in_world()
+@in_world(databases=BOTH)
 async def test_lost_answers_to_reports_apply_nothing_twice(world: World) -> None:
     """The sender repeats the very batch; the series has each step once."""
     job = await world.submit(steps=20)
@@ -425,7 +414,7 @@ async def test_a_silent_rank_is_shown_unreachable_and_recovers(world: World) -> 
     assert [n for n in await world.actions(job) if n == "job.unreachable"] == ["job.unreachable"]
 
 
-@in_world()
+@in_world(databases=BOTH)
 async def test_two_controllers_never_both_act(world: World) -> None:
     """The second waits for the lease; the first, once it lost it, writes nothing."""
     first = world.controller
@@ -493,7 +482,7 @@ async def test_a_person_who_cancels_while_the_server_stops_wins(world: World) ->
 # --- deletion and retention -------------------------------------------------------------------------------------------
 
 
-@in_world()
+@in_world(databases=BOTH)
 async def test_a_deleted_job_leaves_neither_rows_nor_files(world: World) -> None:
     """With several attempts and their checkpoints."""
     world.cluster.faults = [Fault("die", step=12)]
