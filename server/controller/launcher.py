@@ -196,7 +196,13 @@ class Launcher:
         text = _ANSI.sub("", str(error)) or type(error).__name__
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         message = lines[0][:300] if len(lines) == 1 else f"{lines[0][:200]} … {lines[-1][:200]}"
-        shown = {"rank": None, "type": type(error).__name__, "message": message, "traceback": text, "code": None}
+        shown: dict[str, object] = {
+            "rank": None,
+            "type": type(error).__name__,
+            "message": message,
+            "traceback": text,
+            "code": None,
+        }
         await self._decide(launch, "launch_failed", {"message": message}, shown)
 
     async def _decide(
