@@ -56,6 +56,21 @@ class Checkpoints:
         self._subject = subject
         self._agreement = Agreement(subject.comm, subject.device)
 
+    def resolve(self, place: Place, fence: int | None) -> tuple[Store, int]:
+        """The store, and the fence on which all ranks agree; None takes one above all in the store."""
+        store = as_store(place)
+        found = fence or 0
+        if fence is None:
+            word, problem = "", ""
+            if self._subject.comm.rank == 0:
+                try:
+                    word = str(next_fence(store))
+                except StoreError as error:
+                    problem = str(error)
+            self._raise(problem, "save: list")
+            found = int(self._agreement.tell(word, "save: fence")[0])
+        return store, found
+
     def save(self, place: Place, step: int, fence: int | None = None, progress: Progress | None = None) -> Manifest:
         """Save the state after `step` and return the published manifest, on every rank.
 

@@ -1,19 +1,22 @@
 """The public face: one object that trains a module at any ZeRO stage with the same bits.
 
-    engine = Engine(model, ZeroConfig(stage=2, micro_batches=8, chunk=2), optimizer=AdamW(lr=1e-3))
-    for step in range(steps):
-        for index in engine.micro_batches():
-            engine.backward(loss_of(engine.module(inputs[index]), targets[index]))
-        result = engine.step()
+engine = Engine(model, ZeroConfig(stage=2, micro_batches=8, chunk=2), optimizer=AdamW(lr=1e-3))
+for step in range(steps):
+    for index in engine.micro_batches():
+        engine.backward(loss_of(engine.module(inputs[index]), targets[index]))
+    result = engine.step()
 """
 
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -37,6 +40,12 @@ from zero_engine.precision import InputCast
 from zero_engine.stages import STRATEGIES
 from zero_engine.strategy import Setting, Task
 from zero_engine.trace import PhaseClock
+
+if TYPE_CHECKING:  # checkpoint files load xxhash, which a plain training run can do without
+    from zero_engine.checkpoint import Checkpoints, Loaded, Place
+    from zero_engine.manifest import Manifest, Progress
+    from zero_engine.saver import Policy, Saver
+    from zero_engine.state import Subject
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,8 @@ class Engine:
         self._tasks: Iterator[Task] | None = None  # of the step under way
         self._task: Task | None = None  # the micro-batch under way
         self._last_ledger = LedgerReport({}, {})
+        self.loaded: Loaded | None = None  # the checkpoint this engine started from
+        self._savers: list[Saver] = []  # background saves, which must have copied the state before it changes
 
     def _build(self) -> None:
         comm, device = self.comm, self.device
@@ -192,6 +203,8 @@ class Engine:
         finite = math.isfinite(norm) and all(map(math.isfinite, outcome.losses))
         if finite:
             with self._clock.phase("update"):
+                for saver in self._savers:
+                    saver.hold()
                 factor = clip_factor(norm, self.config.gradient_clipping)
                 self.master.update(totals, factor / weight, lrs, outcome.touched)
         with self._clock.phase("gather"):
@@ -245,6 +258,82 @@ class Engine:
                 total += run_part(self.layout, kind, piece.run, piece.range, values)
         return total % (1 << 64)
 
+    @cached_property
+    def _subject(self) -> Subject:
+        """This engine as its checkpoints see it."""
+        from zero_engine.state import Subject
+
+        strategy = self._strategy
+        return Subject(
+            self.layout, self.config, self.comm, self.master, self.module, self.optimizer, self.device,
+            strategy.frozen_weights, lambda: self.completed_steps, strategy.open_weights, self._restored,
+        )  # fmt: skip
+
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        from zero_engine.checkpoint import Checkpoints
+
+        return Checkpoints(self._subject)
+
+    def save(
+        self, store: Place, step: int | None = None, fence: int | None = None, progress: Progress | None = None
+    ) -> Manifest:
+        """Save the whole state and return the published manifest; a collective call between steps.
+
+        `store`: a folder or a Store. `step` defaults to the completed steps, `fence` (the number of the attempt) to one
+        above all in the store. Raises CheckpointError on every rank when any failed; older checkpoints stay.
+        """
+        return self._checkpoints.save(store, self.completed_steps if step is None else step, fence, progress)
+
+    def saver(self, store: Place, fence: int | None = None, policy: Policy = "wait") -> Saver:
+        """Background saves into a store: `save` begins one, `poll` tells how they ended, `close` ends them."""
+        from zero_engine.saver import Saver
+
+        saver = Saver(self._subject, *self._checkpoints.resolve(store, fence), policy)
+        self._savers.append(saver)
+        return saver
+
+    @classmethod
+    def load(
+        cls,
+        store: Place,
+        model: nn.Module,
+        config: ZeroConfig,
+        optimizer: Optimizer | None = None,
+        group: dist.ProcessGroup | None = None,
+        step: int | None = None,
+        folder: str | None = None,
+    ) -> Engine:
+        """An engine with the state of a checkpoint: the newest that verifies, the newest of `step`, or `folder`.
+
+        Saved at any stage and number of ranks. `engine.loaded` says which one it is, which newer ones could not be
+        used and why. Raises CheckpointError when there is none.
+        """
+        engine = cls(model, config, optimizer, group)
+        engine.loaded = engine._checkpoints.load(store, step, folder)
+        return engine
+
+    def _restored(self, completed_steps: int, counts: list[int]) -> None:
+        """Masters and moments were written from outside: take over the counts, bring weights to where they compute."""
+        self.completed_steps = completed_steps
+        self.master.steps[:] = counts
+        self.master.forget_spans()
+        self.master.refresh_compute()
+        self._strategy.gather_weights()
+        self._strategy.post_step()
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """All parameters (in the dtype the model was built with) and buffers by name, on every host; collective."""
+        from zero_engine.full import full_state_dict
+
+        return full_state_dict(self._subject)
+
+    def export_safetensors(self, path: str | os.PathLike[str]) -> None:
+        """Write all parameters and buffers as one safetensors file from rank 0, tied ones once; collective."""
+        from zero_engine.full import export_safetensors
+
+        export_safetensors(self._subject, path)
+
     def memory(self) -> dict[str, int]:
         """Bytes the engine owns on this rank, by category; equals `engine.plan.memory[rank]`."""
         return self._arenas.memory()
@@ -255,6 +344,8 @@ class Engine:
 
     def close(self, error: str | None = None) -> None:
         """Take the hooks out and give transport and memory back; with `error`, waiting ranks fail with it."""
+        for saver in self._savers:
+            saver.close()
         self._hooks.remove()
         self._cast.remove()
         self.comm.close(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ class Resident:
         master.fill(setting.initial)
         self._weights.attach(setting.parameters)
         return master
+
+    def frozen_weights(self) -> Iterator[tuple[Piece, Tensor]]:
+        for piece in self._setting.blueprint.layout.pieces(0, 1):
+            if piece.local is None:
+                yield piece, self._weights.piece(piece)
 
     def post_step(self) -> None:
         """Nothing was borrowed."""

@@ -60,5 +60,8 @@ class NoShard(Resident):
                 part = segment.bucket
                 self._everything.of(bucket, segment, part).copy_(self._own.of(bucket, segment, part))
 
+    def open_weights(self) -> None:
+        """Nobody reads another rank's weights."""
+
     def gather_weights(self) -> None:
         """Every rank has updated all weights."""

@@ -1,7 +1,7 @@
 """Stage 1 (P_os): optimizer states are sharded. Each rank updates only what it owns and receives the rest.
 
-    reduce_grads     exchange pieces -> fold own part                              (N-1)/N P
-    gather_weights   gather the updated weights from their owners                  (N-1)/N P
+reduce_grads     exchange pieces -> fold own part                              (N-1)/N P
+gather_weights   gather the updated weights from their owners                  (N-1)/N P
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ class ShardedStates(Resident):
         return bulk
 
     def reduce_grads(self) -> Totals:
-        self._setting.comm.reclaim(self._buffer)
+        self.open_weights()
         return self._totals.piece
+
+    def open_weights(self) -> None:
+        self._setting.comm.reclaim(self._buffer)
 
     def gather_weights(self) -> None:
         comm = self._setting.comm

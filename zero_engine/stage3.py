@@ -11,6 +11,8 @@ Outside its window a unit's parameters raise when they are used (`released.py`);
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from zero_engine.comm import Buffer, Gather
@@ -20,7 +22,7 @@ from zero_engine.layout import Piece, Range
 from zero_engine.master import Master
 from zero_engine.released import release, restore
 from zero_engine.stage2 import ShardedGradients
-from zero_engine.strategy import Task, Totals
+from zero_engine.strategy import Task
 from zero_engine.windows import SlotTable, slot_of
 
 
@@ -79,10 +81,14 @@ class ShardedParameters(ShardedGradients):
         if task.opens and task.round is self._setting.blueprint.schedule.rounds[0]:
             self._table.forget()  # what an evaluation left in the slots is not counted on
 
-    def reduce_grads(self) -> Totals:
+    def open_weights(self) -> None:
         self._setting.comm.release(self._shards)
         self._setting.comm.reclaim(self._shards)
-        return self._totals.piece
+
+    def frozen_weights(self) -> Iterator[tuple[Piece, torch.Tensor]]:
+        for piece in self._pieces:
+            if piece.local is None:
+                yield piece, self._own(piece)
 
     def gather_weights(self) -> None:
         self._setting.comm.publish(self._shards, "weights")

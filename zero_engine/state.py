@@ -69,7 +69,7 @@ class Subject:
 
     def held(self) -> Iterator[tuple[Run, Tensor]]:
         """The blocks that this rank must read: what it owns, and what it keeps beyond that without being sent it."""
-        for piece in self.master.all_pieces:
+        for piece in self.master.pieces:
             yield from self._state(piece)
         for piece, tensor in self.frozen():
             yield runs_of(self.layout, piece, self.moments)[0], tensor

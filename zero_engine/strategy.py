@@ -6,7 +6,7 @@ The engine calls every method at every stage; a stage that has nothing to do at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -85,6 +85,12 @@ class ShardingStrategy(Protocol):
 
     def reduce_grads(self) -> Totals:
         """All pieces are folded: hand out the totals of what this rank updates; its weights may be written after."""
+
+    def open_weights(self) -> None:
+        """Wait until no other rank reads this rank's weights: they may be written, then `gather_weights`."""
+
+    def frozen_weights(self) -> Iterator[tuple[Piece, Tensor]]:
+        """The frozen pieces that this rank keeps, each 1-D: at stage 3 what it owns, elsewhere all."""
 
     def gather_weights(self) -> None:
         """The update is done: bring current weights to where compute needs them."""
