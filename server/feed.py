@@ -123,6 +123,7 @@ class Feed:
 
     async def _live(self, subscriber: Subscriber, sent: int) -> AsyncIterator[str]:
         closed = asyncio.create_task(self._closed.wait())
+        waiting: asyncio.Task[FeedEntry] | None = None
         try:
             while not self._closed.is_set():
                 waiting = asyncio.create_task(subscriber.queue.get())
@@ -143,6 +144,8 @@ class Feed:
                     yield _message(entry)
         finally:
             closed.cancel()
+            if waiting is not None:
+                waiting.cancel()
 
     async def _run(self) -> None:
         polls = 0
