@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -16,9 +17,18 @@ import torch
 from torch import Tensor
 
 from zero_engine.agree import Agreement
-from zero_engine.catalog import is_published, list_checkpoints, next_fence, read_manifest
+from zero_engine.catalog import CheckpointName, is_published, list_checkpoints, next_fence, read_manifest
 from zero_engine.errors import UsageError
-from zero_engine.manifest import Arithmetic, CheckpointError, Manifest, Progress, Segment, Shard, folder_name
+from zero_engine.manifest import (
+    Arithmetic,
+    CheckpointError,
+    Manifest,
+    Progress,
+    Segment,
+    Shard,
+    folder_name,
+    parse_folder,
+)
 from zero_engine.reshard import moves
 from zero_engine.shard import BUFFER, NamedSource, Source, publish, read_blob, read_blocks, wait_for_records
 from zero_engine.state import DTYPES, Subject, block_bytes, bytes_of, require_finite
@@ -89,7 +99,7 @@ class Checkpoints:
         return manifest
 
     def load(self, place: Place, step: int | None = None, folder: str | None = None) -> Loaded:
-        """Restore the newest checkpoint that verifies, or the newest of `step`, or `folder` and no other.
+        """Restore the newest checkpoint that verifies, or the newest of `step`, or `folder` or what came before it.
 
         Raises CheckpointError when there is none, with the reason for each that was tried; the engine's state is
         then undefined.
@@ -144,12 +154,10 @@ class Checkpoints:
 
     def _candidates(self, store: Store, step: int | None, folder: str | None) -> list[str]:
         """Folders to try, newest first, as rank 0 sees the store."""
-        if folder is not None:
-            return [folder]
         found, problem = list[str](), ""
         if self._subject.comm.rank == 0:
             try:
-                found = [name.folder for name in list_checkpoints(store) if step is None or name.step == step]
+                found = candidates(list_checkpoints(store), step, folder)
             except StoreError as error:
                 problem = str(error)
         self._raise(problem, "load: list")
@@ -181,6 +189,16 @@ class Checkpoints:
         found = self._agreement.first(problem, topic)
         if found:
             raise CheckpointError(f"{topic.split(':')[0]} failed at {found}")
+
+
+def candidates(names: Sequence[CheckpointName], step: int | None, folder: str | None) -> list[str]:
+    """Folders to try in order, from `names`, newest first. A named folder comes first, then those that are older."""
+    if folder is None:
+        return [name.folder for name in names if step is None or name.step == step]
+    place = parse_folder(folder)
+    if place is None:
+        return [folder]
+    return [folder, *(name.folder for name in names if (name.fence, name.step) < (place[1], place[0]))]
 
 
 def draft_of(subject: Subject, step: int, fence: int, progress: Progress) -> Manifest:

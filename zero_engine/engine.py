@@ -304,14 +304,20 @@ class Engine:
         step: int | None = None,
         folder: str | None = None,
     ) -> Engine:
-        """An engine with the state of a checkpoint: the newest that verifies, the newest of `step`, or `folder`.
-
-        Saved at any stage and number of ranks. `engine.loaded` says which one it is, which newer ones could not be
-        used and why. Raises CheckpointError when there is none.
-        """
+        """A new engine with the state of a checkpoint: `restore` says which."""
         engine = cls(model, config, optimizer, group)
-        engine.loaded = engine._checkpoints.load(store, step, folder)
+        engine.restore(store, step, folder)
         return engine
+
+    def restore(self, store: Place, step: int | None = None, folder: str | None = None) -> Loaded:
+        """Take over a checkpoint that any stage and number of ranks saved; a collective call between steps.
+
+        The newest that verifies, the newest of `step`, or `folder` (where it cannot be used, the one before it). What
+        comes back, also as `engine.loaded`, says which it is, which could not be used and why. Raises CheckpointError
+        when there is none.
+        """
+        self.loaded = self._checkpoints.load(store, step, folder)
+        return self.loaded
 
     def _restored(self, completed_steps: int, counts: list[int]) -> None:
         """Masters and moments were written from outside: take over the counts, bring weights to where they compute."""
