@@ -75,6 +75,7 @@ class LaunchOrder(Message):
     store_url: str  # absolute folder or s3://...; the job's checkpoints live below it
     resume: ResumeFrom | None = None
     digest_every: Annotated[int, Field(ge=0)] = 0  # 0: only after the last step
+    retains: bool = False  # rank 0 removes checkpoints beyond keep_latest; under a service the server does
     sample_seconds: Annotated[float, Field(ge=0.0)] = 0.5  # between memory and ledger records; 0: at every step
 
 

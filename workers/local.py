@@ -1,0 +1,274 @@
+"""`shardyard run SPEC`: train a spec on this machine, with no service. The ranks run the same code as under one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from workers.contract import AttemptId, JobId, LaunchOrder, PhaseRecord, Rank, ResultRecord, ResumeFrom
+from workers.local_display import Display, display_of
+from workers.local_lines import Lines
+from workers.planner import Where, resolve_stage
+from workers.spec import JobSpec, SpecError, path_problems, read_spec_file
+
+if TYPE_CHECKING:
+    from workers.local_ranks import LocalRanks
+
+BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+
+
+class BadInputError(Exception):
+    """Something on the command line that has to be changed; one sentence."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line."""
+
+    spec: Path
+    overrides: list[str]
+    as_json: bool
+    checkpoints: Path | None
+    resume: bool
+    digest_every: int
+    data_dir: Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; returns the exit code: 0 finished, 1 failed, 2 wrong input, 130 interrupted."""
+    asked = _parsed(arguments)
+    try:
+        return _run(asked, display_of(asked.as_json))
+    except SpecError as error:
+        for problem in error.problems:
+            print(f"{asked.spec}: {problem}", file=sys.stderr)
+    except (BadInputError, OSError) as error:
+        print(f"{asked.spec}: {error}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _parsed(arguments: Sequence[str] | None) -> Asked:
+    parser = argparse.ArgumentParser(prog="shardyard run", description=__doc__.partition("\n")[0])
+    parser.add_argument("spec", type=Path, help="a job spec, YAML or JSON")
+    parser.add_argument("--ranks", type=int, help="processes; the same bits for every number up to the micro-batches")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override, as zero.stage=3")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object per step on standard output, and a summary"
+    )
+    parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="write checkpoints there, as the spec says")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --checkpoints")
+    parser.add_argument("--digest-every", type=int, default=0, metavar="K", help="steps; 0: only the last")
+    parser.add_argument("--data-dir", type=Path, help="holds the tokenizer cache; default ~/.shardyard")
+    found = parser.parse_intermixed_args(arguments)
+    if found.resume and found.checkpoints is None:
+        parser.error("--resume needs --checkpoints DIR")
+    if found.digest_every < 0:
+        parser.error("--digest-every must be at least 0")
+    overrides = [*found.set, *([f"resources.ranks={found.ranks}"] if found.ranks is not None else [])]
+    data_dir = found.data_dir or Path(os.environ.get("SHARDYARD_DATA_DIR") or "~/.shardyard")
+    return Asked(
+        found.spec,
+        overrides,
+        found.json,
+        found.checkpoints.absolute() if found.checkpoints else None,
+        found.resume,
+        found.digest_every,
+        data_dir.expanduser().absolute(),
+    )
+
+
+def _run(asked: Asked, display: Display) -> int:
+    spec = read_spec_file(asked.spec, asked.overrides)
+    problems = path_problems(spec, None)
+    if problems:
+        raise SpecError(problems)
+    device = _device(spec)
+    spec = resolve_stage(spec, Where(device=device, device_memory_bytes=_memory_of_one(device, spec.resources.ranks)))
+    folder = Path(tempfile.mkdtemp(prefix="shardyard-run-"))
+    try:
+        return _train(asked, spec, device, folder, display)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _train(asked: Asked, spec: JobSpec, device: Literal["cpu", "cuda"], folder: Path, display: Display) -> int:
+    from workers.local_ranks import LocalRanks, listening_socket
+    from workers.rank import main as rank_main  # torch, once for all ranks
+
+    listener = listening_socket()
+    orders = _orders(asked, spec, device, folder, listener.getsockname()[1])
+    stage, steps = spec.zero.stage, spec.train.steps
+    display.begin(
+        f"{spec.name}: {steps} steps, {len(orders)} x {device}, stage {stage}, chunk {orders[0].chunk}", steps
+    )
+    ranks = LocalRanks(orders, listener, rank_main)
+    interrupts = _Interrupts(ranks, display)
+    lines = Lines(len(orders), orders[0].chunk)
+    try:
+        with interrupts:
+            _follow(ranks, lines, display)
+    finally:
+        ranks.close()
+    return _concluded(ranks.results(), lines, display, interrupts.count)
+
+
+def _follow(ranks: LocalRanks, lines: Lines, display: Display) -> None:
+    for rank, record in ranks.records():
+        line = lines.take(rank, record)
+        if line is not None:
+            display.step(line)
+        if rank == 0:
+            for text in ranks.output(0):
+                display.say(text)
+            if isinstance(record, PhaseRecord) and record.phase in ("preparing", "restoring", "saving"):
+                display.say(f"{record.phase} …")
+        while lines.events:
+            event = lines.events.pop(0)
+            display.say(f"{event.action}: {event.message}")
+
+
+def _concluded(results: list[ResultRecord], lines: Lines, display: Display, interrupts: int) -> int:
+    outcomes = {result.outcome for result in results}
+    if outcomes <= {"finished", "stopped"}:
+        display.end(lines.summary(results[0].outcome, results[0].digest))
+        return INTERRUPTED if "stopped" in outcomes else 0
+    display.end(lines.summary("killed" if interrupts > 1 else "failed", None))
+    if interrupts > 1:
+        return INTERRUPTED
+    rank, result = _culprit(results)
+    _say_failure(rank, result, display)
+    return FAILED
+
+
+def _culprit(results: list[ResultRecord]) -> tuple[int, ResultRecord]:
+    """The first rank that failed by itself, not because another one was gone."""
+    failed = [(rank, result) for rank, result in enumerate(results) if result.outcome in ("failed", "died")]
+    own = [pair for pair in failed if pair[1].error is None or pair[1].error.code != "peer_lost"]
+    return min(own or failed, key=lambda pair: (pair[1].at, pair[0]))
+
+
+def _say_failure(rank: int, result: ResultRecord, display: Display) -> None:
+    from workers.local_ranks import describe
+
+    if result.error is not None and result.error.code not in (None, "entry_failed"):
+        display.say(f"rank {rank} failed: {result.error.message}")
+    else:
+        display.say(f"rank {rank} failed:\n{describe(result)}")
+
+
+class _Interrupts:
+    """The first Ctrl-C asks the ranks to save and leave, the second ends them."""
+
+    def __init__(self, ranks: LocalRanks, display: Display) -> None:
+        self._ranks, self._display = ranks, display
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        self.count += 1
+        if self.count == 1:
+            self._ranks.stop()
+            self._display.say("stopping at the next step; once more to end at once")
+        else:
+            self._ranks.kill()
+
+
+def _orders(asked: Asked, spec: JobSpec, device: Literal["cpu", "cuda"], folder: Path, port: int) -> list[LaunchOrder]:
+    start = _start(asked, spec)
+    job = str(uuid.uuid4())
+    return [
+        LaunchOrder(
+            job_id=JobId(job),
+            attempt_id=AttemptId(job),
+            fence=start.fence,
+            rank=Rank(rank),
+            world_size=spec.resources.ranks,
+            master_addr="127.0.0.1",
+            master_port=port,
+            device=device,
+            spec=spec,
+            chunk=start.chunk,
+            rank_folder=str(folder / str(rank)),
+            cache_folder=str(asked.data_dir / "cache"),
+            store_url="" if asked.checkpoints is None else str(asked.checkpoints),
+            resume=start.resume,
+            digest_every=asked.digest_every,
+            sample_seconds=0.0,
+            retains=asked.checkpoints is not None,
+        )
+        for rank in range(spec.resources.ranks)
+    ]
+
+
+@dataclass(frozen=True)
+class _Start:
+    fence: int
+    chunk: int
+    resume: ResumeFrom | None
+
+
+def _start(asked: Asked, spec: JobSpec) -> _Start:
+    """Where the run begins: a resume keeps the chunk of the checkpoint. Raises BadInputError."""
+    if asked.checkpoints is None:
+        return _Start(1, spec.chunk, None)
+    from zero_engine.catalog import list_checkpoints, next_fence, read_manifest
+    from zero_engine.store import LocalStore
+
+    store = LocalStore(asked.checkpoints)
+    known = list_checkpoints(store)
+    if not asked.resume:
+        if known:
+            raise BadInputError(
+                f"{asked.checkpoints} holds checkpoints: add --resume to go on, or name an empty folder"
+            )
+        return _Start(next_fence(store), spec.chunk, None)
+    if not known:
+        raise BadInputError(f"{asked.checkpoints} holds no checkpoint to resume from")
+    arithmetic = read_manifest(store, known[0].folder).arithmetic
+    if arithmetic.micro_batches != spec.train.micro_batches:
+        raise BadInputError(
+            f"the checkpoint has {arithmetic.micro_batches} micro-batches a step, the spec {spec.train.micro_batches}"
+        )
+    return _Start(next_fence(store), arithmetic.chunk, ResumeFrom(checkpoint=known[0].folder, step=known[0].step))
+
+
+def _device(spec: JobSpec) -> Literal["cpu", "cuda"]:
+    if spec.resources.device == "cpu":
+        return "cpu"
+    os.environ.setdefault(
+        "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+    )  # asks the driver, so that CUDA can start after the fork
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if spec.resources.device == "auto" and gpus < spec.resources.ranks:
+        return "cpu"
+    if gpus < spec.resources.ranks:
+        raise BadInputError(f"resources.device is cuda with {spec.resources.ranks} ranks; there are {gpus} GPUs here")
+    return "cuda"
+
+
+def _memory_of_one(device: Literal["cpu", "cuda"], ranks: int) -> int | None:
+    """Bytes for each rank: this machine's memory in equal parts; None on CUDA, which must not start before the fork."""
+    if device == "cuda":
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
+
+
+if __name__ == "__main__":
+    sys.exit(main())

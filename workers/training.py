@@ -1,0 +1,128 @@
+"""The loop: micro-batches, step, evaluation, checkpoint, report; until the last step or a stop.
+
+All ranks leave at the same step, since the wish to stop rides on the exchange that every step ends with.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from workers.build import Loss, moved
+from workers.contract import STOP_FILE, LaunchOrder
+from workers.data.batches import Data
+from workers.evaluation import evaluate
+from workers.measuring import Sampler
+from workers.reporter import DIGEST_ACTION, Reporter
+from workers.schedule import learning_rate
+from zero_engine import Engine, StepResult
+
+EVENTS_OF_A_KIND = 10  # an attempt reports so many skipped steps one by one
+
+
+class Saving(Protocol):
+    """Where checkpoints go."""
+
+    def save(self, step: int, eval_loss: float | None) -> None:
+        """Save the state after `step`; a collective call. Saving the same step twice does nothing."""
+
+
+class NoSaving:
+    """A run that keeps nothing."""
+
+    def save(self, step: int, eval_loss: float | None) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Training:
+    """One rank's part of an attempt from its first step to its last."""
+
+    order: LaunchOrder
+    engine: Engine
+    data: Data
+    loss: Loss
+    reporter: Reporter
+    saving: Saving
+    skipped: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.train, self.checkpoint = self.order.spec.train, self.order.spec.checkpoint
+        self.sampler = Sampler(self.engine, self.reporter, self.order.sample_seconds)
+        self.stop_file = Path(self.order.rank_folder, STOP_FILE)
+        self.evaluates = self.train.eval.every > 0 and self.data.validation_batches > 0
+
+    def run(self, completed: int) -> Literal["finished", "stopped"]:
+        """Train from `completed` steps on."""
+        if self.train.eval.every and not self.data.validation_batches:
+            self.reporter.event("eval.off", "the validation part is shorter than one context: no evaluation")
+        if completed == 0 and self.evaluates:
+            self._report_points(0, {"eval_loss": self._evaluated()})
+        while completed < self.train.steps:
+            begun = time.monotonic()
+            result, rate = self._step(completed)
+            seconds = time.monotonic() - begun
+            completed += 1
+            self.reporter.step = completed
+            last = completed == self.train.steps
+            stops = bool(result.flag) and not last
+            eval_loss = self._evaluated() if self.evaluates and self._is_due(completed, self.train.eval.every) else None
+            self._report(completed, result, rate, seconds, eval_loss, always=last or stops)
+            if stops or self._is_due(completed, self.checkpoint.every):
+                self.saving.save(completed, eval_loss)
+            if stops:
+                return "stopped"
+        return "finished"
+
+    def _step(self, completed: int) -> tuple[StepResult, float]:
+        rate = learning_rate(self.train, completed)
+        for index in self.engine.micro_batches():
+            batch = moved(self.data.micro_batch(completed, index), self.engine.device)
+            self.engine.backward(self.loss(self.engine.module, batch))
+        return self.engine.step(lr=rate, flag=int(self.stop_file.exists())), rate
+
+    def _is_due(self, step: int, every: int) -> bool:
+        return step == self.train.steps or (every > 0 and step % every == 0)
+
+    def _evaluated(self) -> float:
+        return evaluate(self.engine, self.data, self.loss, self.train.eval.batches)
+
+    def _report(
+        self, step: int, result: StepResult, rate: float, seconds: float, eval_loss: float | None, *, always: bool
+    ) -> None:
+        self.sampler.sample(step, result, always)
+        every = self.order.digest_every
+        if step == self.train.steps or (every and step % every == 0):
+            digest = self.engine.digest()
+            if self.order.rank == 0:
+                self.reporter.event(DIGEST_ACTION, f"state after step {step}: {digest}", step=step, digest=digest)
+        if result.skipped:
+            self._report_skipped(step, result)
+        values = {
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "lr": rate,
+            "seconds": seconds,
+            "tokens_per_second": self.train.global_batch * self.data.units_per_sample / seconds,
+        }
+        if eval_loss is not None:
+            values["eval_loss"] = eval_loss
+        self._report_points(step, values)
+
+    def _report_points(self, step: int, values: dict[str, float]) -> None:
+        if self.order.rank == 0:
+            self.reporter.points(step, values)
+
+    def _report_skipped(self, step: int, result: StepResult) -> None:
+        self.skipped += 1
+        if self.order.rank == 0 and self.skipped <= EVENTS_OF_A_KIND:
+            rest = "; more of them are not reported one by one" if self.skipped == EVENTS_OF_A_KIND else ""
+            self.reporter.event(
+                "step.skipped",
+                f"step {step} was skipped: its loss or gradient is not finite, weights and moments are as before{rest}",
+                step=step,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+            )
