@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from server.rows import checkpoints, events, jobs
 from server.rows.checkpoints import USABLE
 from server.rows.jobs import JobRecord
 from server.rows.users import Principal
-from server.states import Action, Decision, Status, allowed_actions, decide
+from server.states import Action, Decision, Desired, Status, allowed_actions, decide
 from server.views import FieldProblem
 from workers.contract import ResumeRequest
 from workers.spec import JobSpec, parse_spec
@@ -52,6 +52,25 @@ async def act(
     )
     assert moved is not None, f"{action} of locked job {job.id} in {job.status} moved nothing"
     return Outcome(job.id, decision.status, changed=True)
+
+
+async def cancel_waiting(tx: Tx, job_ids: Collection[str], who: Principal) -> set[str]:
+    """Cancel those of `job_ids` that wait (queued or paused) and that `who` may change; returns which."""
+    mine = job_ids if who.role == "admin" else await jobs.owned(tx.connection, job_ids, who.name)
+    done: set[str] = set()
+    for status in (Status.QUEUED, Status.PAUSED):
+        decision = decide(Action.CANCEL, status, Desired.RUN)
+        done |= await jobs.transition_many(
+            tx,
+            mine,
+            status,
+            decision.status,
+            actor=f"user:{who.name}",
+            reason=decision.reason or Action.CANCEL,
+            desired=decision.desired,
+            data={"actor": who.name},
+        )
+    return done
 
 
 def impossible(action: Action, job: JobRecord, why: str = "") -> ApiError:

@@ -177,6 +177,13 @@ async def unpin(tx: Tx, job_id: str) -> None:
         tx.changed("checkpoints", job_id)
 
 
+async def unpin_many(tx: Tx, job_ids: Collection[str]) -> None:
+    """Take every pin of these jobs away."""
+    if job_ids:
+        pinned = update(Checkpoint).where(Checkpoint.job_id.in_(job_ids), Checkpoint.pinned)
+        await tx.execute(pinned.values(pinned=False))
+
+
 async def _shards(connection: AsyncConnection, ids: Collection[str]) -> dict[str, list[CheckpointShardView]]:
     if not ids:
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row, insert, select
@@ -44,6 +44,28 @@ async def append(
         )
     )
     tx.changed("events", job_id)
+
+
+async def append_many(
+    tx: Tx,
+    jobs: Sequence[tuple[str, int | None]],
+    action: str,
+    message: str,
+    *,
+    actor: str,
+    cause: str,
+    old: str,
+    new: str,
+    data: Mapping[str, Any],
+) -> None:
+    """Write the same event for many (job id, attempt)."""
+    if not jobs:
+        return
+    same = {"at": tx.now, "action": action, "actor": actor, "cause": cause, "old": old, "new": new, "data": dict(data)}
+    rows = [{"job_id": job_id, "attempt": attempt, "message": message, **same} for job_id, attempt in jobs]
+    await tx.execute(insert(Event), rows)
+    for job_id, _ in jobs:
+        tx.changed("events", job_id)
 
 
 async def page(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Row, Select, and_, exists, func, or_, select, tuple_
@@ -15,11 +17,12 @@ from server.rows import attempts
 from server.rows.attempts import reason_view
 from server.rows.jobs import fold
 from server.rows.numbers import join
-from server.states import LIVE, Desired, Status, allowed_actions
+from server.states import LIVE, Action, Desired, Status, allowed_actions
 from server.views import ErrorView, JobListItem, JobPage, JobView
 
 Sort = Literal["created_at", "-created_at", "name", "-name", "status", "-status", "loss", "-loss", "step", "-step"]
 
+_ID_PART = re.compile(r"[0-9a-f-]{4,36}\Z")
 _SUMMARY_NAMES = [name for name in JobListItem.model_fields if name not in ("eta_seconds", "allowed_actions")]
 _DETAIL_NAMES = ("spec", "spec_yaml", "chunk", "micro_batches", "tokens_per_second", "digest", "cloned_from", "error")
 _LIST = [getattr(Job, name) for name in [*_SUMMARY_NAMES, "reason_data", "loss_flag", "step_seconds"]]
@@ -40,15 +43,20 @@ class JobQuery:
 
 
 async def page(connection: AsyncConnection, query: JobQuery) -> JobPage:
-    """One page of jobs. Raises ApiError 422 for a cursor of another order."""
-    base = _filtered(select(*_LIST), query)
-    statement = base.where(Job.status.in_(query.statuses)) if query.statuses else base
+    """One page of jobs. Raises ApiError 422 for a cursor of another order.
+
+    The ids of the page are found first, from indexes alone; only then whole rows are read, for these ids.
+    """
     column, descending = _sort_column(query.sort)
+    ids = _filtered(select(Job.id), connection, query)
+    if query.statuses:
+        ids = ids.where(Job.status.in_(query.statuses))
     if query.cursor is not None:
-        statement = statement.where(_after(query, column, descending))
-    order: list[Any] = [column.is_(None)] if column is Job.loss else []
-    order += [column.desc(), Job.id.desc()] if descending else [column, Job.id]
-    rows = (await connection.execute(statement.order_by(*order).limit(query.limit + 1))).all()
+        ids = ids.where(_after(query, column, descending))
+    value = column.desc() if descending else column.asc()
+    order = [value.nulls_last() if column is Job.loss else value, Job.id.desc() if descending else Job.id.asc()]
+    wanted = ids.order_by(*order).limit(query.limit + 1).subquery()
+    rows = (await connection.execute(select(*_LIST).join(wanted, wanted.c.id == Job.id).order_by(*order))).all()
     shown = rows[: query.limit]
     cursor = write_cursor(query.sort, [_key(shown[-1], column), shown[-1].id]) if len(rows) > query.limit else None
     return JobPage(items=[_item(row) for row in shown], next_cursor=cursor, counts=await _counts(connection, query))
@@ -76,7 +84,7 @@ async def detail(connection: AsyncConnection, job_id: str, now: datetime) -> Job
 
 async def ids_matching(connection: AsyncConnection, query: JobQuery) -> list[str]:
     """The ids of every job that the filter of a query means, oldest first."""
-    statement = _filtered(select(Job.id), query)
+    statement = _filtered(select(Job.id), connection, query)
     if query.statuses:
         statement = statement.where(Job.status.in_(query.statuses))
     return list((await connection.execute(statement.order_by(Job.id))).scalars())
@@ -88,16 +96,16 @@ async def attempt_numbers(connection: AsyncConnection, job_id: str) -> dict[str,
     return {row.id: row.number for row in rows}
 
 
-def _filtered(statement: Select[*tuple[Any, ...]], query: JobQuery) -> Select[*tuple[Any, ...]]:
+def _filtered(
+    statement: Select[*tuple[Any, ...]], connection: AsyncConnection, query: JobQuery
+) -> Select[*tuple[Any, ...]]:
     if query.search:
         text = fold(query.search)
-        statement = statement.where(
-            or_(
-                Job.name_folded.contains(text, autoescape=True),
-                Job.id.startswith(text, autoescape=True),
-                Job.id.endswith(text, autoescape=True),
-            )
-        )
+        find = func.instr if connection.dialect.name == "sqlite" else func.strpos
+        matches = [find(Job.name_folded, text) > 0]
+        if _ID_PART.match(text):
+            matches += [Job.id.startswith(text), Job.id.endswith(text)]
+        statement = statement.where(or_(*matches))
     if query.owner is not None:
         statement = statement.where(Job.owner == query.owner)
     if query.tag is not None:
@@ -106,7 +114,7 @@ def _filtered(statement: Select[*tuple[Any, ...]], query: JobQuery) -> Select[*t
 
 
 async def _counts(connection: AsyncConnection, query: JobQuery) -> dict[str, int]:
-    statement = _filtered(select(Job.status, func.count()), query).group_by(Job.status)
+    statement = _filtered(select(Job.status, func.count()), connection, query).group_by(Job.status)
     return {row[0]: row[1] for row in (await connection.execute(statement)).all()}
 
 
@@ -164,8 +172,13 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
         "reason": reason_view(row.reason, row.reason_data),
         "loss": join(row.loss, row.loss_flag),
         "eta_seconds": _eta_seconds(row) if status in LIVE else None,
-        "allowed_actions": list(allowed_actions(status, desired)),
+        "allowed_actions": _allowed(status, desired),
     }
+
+
+@cache
+def _allowed(status: Status, desired: Desired) -> list[Action]:
+    return list(allowed_actions(status, desired))
 
 
 def _eta_seconds(row: Row[Any]) -> float | None:

@@ -23,6 +23,8 @@ from server.rows import checkpoints, events
 from server.states import CAUSES, ENDED, PREVIOUS, Desired, Status
 from workers.spec import JobSpec
 
+Data = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class JobRecord:
@@ -154,6 +156,12 @@ async def lock(tx: Tx, job_id: str) -> JobRecord | None:
     return None if row is None else _record(row)
 
 
+async def owned(connection: AsyncConnection, job_ids: Collection[str], owner: str) -> set[str]:
+    """Those of `job_ids` that belong to `owner`."""
+    statement = select(Job.id).where(Job.id.in_(job_ids), Job.owner == owner)
+    return set((await connection.execute(statement)).scalars())
+
+
 async def in_status(connection: AsyncConnection, statuses: Collection[Status]) -> list[JobRecord]:
     """All jobs in one of `statuses`, in the order of the queue: priority (higher first), then time, then id."""
     statement = select(*_COLUMNS).where(Job.status.in_(statuses)).order_by(Job.priority.desc(), Job.queued_at, Job.id)
@@ -215,6 +223,48 @@ async def transition(
         data={"reason": reason, **(data or {})},
     )
     return job.status
+
+
+async def transition_many(
+    tx: Tx, job_ids: Collection[str], old: Status, new: Status, *, actor: str, reason: str, desired: Desired, data: Data
+) -> set[str]:
+    """Move all of `job_ids` that are in `old` to `new`, an ended status, with one statement; returns which moved."""
+    assert new in ENDED and old in PREVIOUS[new], f"no edge for many jobs from {old} to {new}"
+    statement = (
+        update(Job)
+        .where(Job.id.in_(job_ids), Job.status == old)
+        .values(
+            status=new,
+            desired=desired,
+            desired_at=tx.now,
+            reason=reason,
+            reason_data=dict(data),
+            ended_at=tx.now,
+            updated_at=tx.now,
+            phase=None,
+            version=Job.version + 1,
+        )
+        .returning(Job.id, Job.attempt)
+    )
+    moved = (await tx.execute(statement)).all()
+    await events.append_many(
+        tx,
+        [(row.id, row.attempt or None) for row in moved],
+        f"job.{new}",
+        sentence(reason, data),
+        actor=actor,
+        cause=CAUSES[(old, new)],
+        old=old,
+        new=new,
+        data={"reason": reason, **data},
+    )
+    await checkpoints.unpin_many(tx, [row.id for row in moved])
+    for row in moved:
+        tx.changed("job", row.id)
+    if moved:
+        tx.changed("queue")
+        tx.work()
+    return {row.id for row in moved}
 
 
 def _times(job: JobRecord, new: Status, now: datetime) -> dict[str, Any]:

@@ -79,10 +79,15 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     with op.batch_alter_table("jobs", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_jobs_created_at_id"), ["created_at", "id"], unique=False)
+        batch_op.create_index(
+            batch_op.f("ix_jobs_created_at_id_name_folded"), ["created_at", "id", "name_folded"], unique=False
+        )
         batch_op.create_index(batch_op.f("ix_jobs_loss_id"), ["loss", "id"], unique=False)
         batch_op.create_index(batch_op.f("ix_jobs_name_folded_id"), ["name_folded", "id"], unique=False)
         batch_op.create_index(batch_op.f("ix_jobs_status_created_at_id"), ["status", "created_at", "id"], unique=False)
+        batch_op.create_index(
+            batch_op.f("ix_jobs_status_name_folded_id"), ["status", "name_folded", "id"], unique=False
+        )
         batch_op.create_index(
             batch_op.f("ix_jobs_status_priority_queued_at"), ["status", "priority", "queued_at"], unique=False
         )
@@ -515,10 +520,11 @@ def downgrade() -> None:
     op.drop_table("leases")
     with op.batch_alter_table("jobs", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_jobs_status_priority_queued_at"))
+        batch_op.drop_index(batch_op.f("ix_jobs_status_name_folded_id"))
         batch_op.drop_index(batch_op.f("ix_jobs_status_created_at_id"))
         batch_op.drop_index(batch_op.f("ix_jobs_name_folded_id"))
         batch_op.drop_index(batch_op.f("ix_jobs_loss_id"))
-        batch_op.drop_index(batch_op.f("ix_jobs_created_at_id"))
+        batch_op.drop_index(batch_op.f("ix_jobs_created_at_id_name_folded"))
 
     op.drop_table("jobs")
     op.drop_table("changes")
