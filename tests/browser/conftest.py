@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, sync_playwright
 
 from server.cli.client import Client, Json, find_server
 from server.cli.errors import CommandError
@@ -24,6 +24,7 @@ SHARDYARD = str(Path(sys.executable).with_name("shardyard"))
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 PAGE_MS = 15_000
+SIZE: ViewportSize = {"width": 1280, "height": 860}
 
 
 @dataclass
@@ -157,8 +158,13 @@ class Watch:
     def over(self, page: Page, origin: str) -> None:
         """Watch a page: errors of its scripts and console, and requests to anybody but its server."""
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and self.complaints.append(message.text))
+        page.on("console", lambda message: self.hear(message.type, message.text))
         page.on("request", lambda request: request.url.startswith(origin) or self.strangers.append(request.url))
+
+    def hear(self, kind: str, text: str) -> None:
+        """Keep what a script complained about. A refusal of the server is an answer, not a fault."""
+        if kind == "error" and not text.startswith("Failed to load resource"):
+            self.complaints.append(text)
 
 
 def open_page(context: BrowserContext, service: Service, watch: Watch) -> Page:
@@ -175,7 +181,7 @@ def open_page(context: BrowserContext, service: Service, watch: Watch) -> Page:
 def page(browser: Browser, service: Service) -> Iterator[Page]:
     """A logged-in page of the real service; at its end no script may have failed and nobody else was asked."""
     watch = Watch()
-    with browser.new_context(viewport={"width": 1280, "height": 860}) as context:
+    with browser.new_context(base_url=service.url, viewport=SIZE) as context:
         yield open_page(context, service, watch)
     assert watch.complaints == []
     assert [url for url in watch.strangers if not url.startswith(("data:", "blob:"))] == []
@@ -185,6 +191,6 @@ def page(browser: Browser, service: Service) -> Iterator[Page]:
 def quiet_page(browser: Browser, quiet_service: Service) -> Iterator[Page]:
     """The same for the service with simulated ranks."""
     watch = Watch()
-    with browser.new_context(viewport={"width": 1280, "height": 860}) as context:
+    with browser.new_context(base_url=quiet_service.url, viewport=SIZE) as context:
         yield open_page(context, quiet_service, watch)
     assert watch.complaints == []

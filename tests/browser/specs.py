@@ -29,7 +29,7 @@ def own_model(name: str, folder: str, steps: int = 60) -> Json:
 
 
 # Its loss is NaN at steps 21 to 24 and 31, with finite gradients: the constant that is added has none.
-OWN_MODEL = '''
+OWN_MODEL = """
 import torch
 from torch import nn
 
@@ -53,7 +53,7 @@ class Odd(nn.Module):
 
 def build():
     return Odd()
-'''
+"""
 
 
 def as_yaml(spec: Json) -> str:

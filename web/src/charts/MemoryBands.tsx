@@ -87,7 +87,7 @@ export function MemoryBands({ samples, mode, levels, label, picked, onPick }: Pr
             {level.label} {formatBytes(level.bytes)}
           </text>
         ))}
-        {peak >= 0 && <PeakMark x={mode === "phases" ? x(peak) + column / 2 : x(peak)} y={y(totals[peak] ?? 0)} />}
+        {peak >= 0 && <PeakMark x={Math.min(width - right - 12, Math.max(left + 12, mode === "phases" ? x(peak) + column / 2 : x(peak)))} y={y(totals[peak] ?? 0)} />}
         <Axis samples={samples} mode={mode} x={x} column={column} from={from} to={to} />
       </svg>
     </div>

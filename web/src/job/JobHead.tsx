@@ -50,7 +50,7 @@ function Because({ job }: { job: Job }) {
   const phase = job.current_attempt && ["starting", "running"].includes(job.status) ? job.phase : null;
   return (
     <>
-      {job.reason && <Reason text={job.reason.sentence} />}
+      {job.reason && job.reason.code !== job.status && <Reason text={job.reason.sentence} />}
       {phase && <span className="quiet">{phase}</span>}
       {job.attempt > 1 && <span className="badge">attempt {job.attempt}</span>}
       {silence !== null && silence > UNREACHABLE_SECONDS && <span className="badge warn">unreachable: last heard {formatAge(job.last_report_at, now)} ago</span>}

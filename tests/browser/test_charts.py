@@ -1,0 +1,101 @@
+"""Curves: nothing bad hidden, the zoom kept, readable without the picture."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Service
+from playwright.sync_api import Locator, Page, expect
+from specs import OWN_MODEL, digits, own_model
+
+NON_FINITE = 5  # steps of OWN_MODEL whose loss is NaN
+
+
+@pytest.fixture(scope="module")
+def odd_job(service: Service) -> str:
+    """A finished job whose loss was NaN at five steps."""
+    (service.folder / "odd_model.py").write_text(OWN_MODEL)
+    job_id = service.submit(own_model("odd loss", str(service.folder)))
+    service.wait(job_id, lambda job: job["status"] == "succeeded")
+    return job_id
+
+
+def chart(page: Page, title: str) -> Locator:
+    """The chart of that title, drawn."""
+    found = page.get_by_test_id(f"chart-{title}")
+    found.locator(".u-over").wait_for()
+    return found
+
+
+def drag(page: Page, box: Locator, start: float, end: float) -> None:
+    """Drag over a part of a chart's width."""
+    area = box.locator(".u-over").bounding_box()
+    assert area is not None
+    y = area["y"] + area["height"] / 2
+    page.mouse.move(area["x"] + area["width"] * start, y)
+    page.mouse.down()
+    page.mouse.move(area["x"] + area["width"] * (start + end) / 2, y, steps=4)
+    page.mouse.move(area["x"] + area["width"] * end, y, steps=4)
+    page.mouse.up()
+
+
+def test_non_finite_losses_are_counted_and_named_never_bridged(page: Page, odd_job: str) -> None:
+    """The badge has the count; the table names NaN at its steps and keeps the values around them."""
+    page.goto(f"/jobs/{odd_job}")
+    loss = chart(page, "Loss")
+    expect(loss.locator(".badge")).to_have_text(f"{NON_FINITE} non-finite")
+    loss.get_by_role("button", name="table").click()
+    rows = loss.get_by_role("row")
+    for step in (21, 24, 31):
+        expect(rows.filter(has=page.get_by_role("rowheader", name=str(step), exact=True))).to_contain_text("NaN")
+    expect(rows.filter(has=page.get_by_role("rowheader", name="25", exact=True))).not_to_contain_text("NaN")
+
+
+def test_a_chart_speaks_and_zooms_by_keyboard(page: Page, odd_job: str) -> None:
+    """Arrows announce step and value, plus zooms around the cursor, Escape shows everything again."""
+    page.goto(f"/jobs/{odd_job}")
+    stage = chart(page, "Loss").get_by_role("group")
+    stage.focus()
+    page.keyboard.press("Home")
+    for _ in range(21):
+        page.keyboard.press("ArrowRight")
+    expect(stage.get_by_role("status")).to_contain_text("step 21: train NaN")
+    page.keyboard.press("+")
+    follow = page.get_by_role("button", name="Show all")
+    expect(follow).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(follow).to_have_count(0)
+
+
+def test_the_zoom_stays_while_new_steps_arrive_until_somebody_follows(page: Page, service: Service) -> None:
+    """Drag over a live chart: its steps stay those while the job takes ten more; Follow shows the newest again."""
+    job_id = service.submit(digits("zoomed", steps=4000))
+    service.wait(job_id, lambda job: job["step"] >= 40)
+    page.goto(f"/jobs/{job_id}")
+    loss = chart(page, "Loss")
+    drag(page, loss, 0.2, 0.6)
+    follow = page.get_by_role("button", name="Follow")
+    expect(follow).to_be_visible()
+    zoomed = follow.inner_text()
+    label = loss.get_by_role("group")
+    before = label.get_attribute("aria-label")
+    step = service.job(job_id)["step"]
+    service.wait(job_id, lambda job: job["step"] >= step + 10)
+    page.get_by_text("Loss", exact=True).first.hover()
+    assert follow.inner_text() == zoomed
+    follow.click()
+    expect(follow).to_have_count(0)
+    expect(label).not_to_have_attribute("aria-label", before or "")
+    page.get_by_role("button", name="Kill…").click()
+    page.get_by_role("button", name="Kill job").click()
+    expect(page.locator(".job-state .state")).to_have_text("cancelled")
+
+
+def test_memory_shows_the_plan_met_to_the_byte_and_the_papers_lines(page: Page, odd_job: str) -> None:
+    """Every planned band equals its plan; the lines of all four stages of the paper are drawn beside it."""
+    page.goto(f"/jobs/{odd_job}?view=memory")
+    table = page.locator(".category-table")
+    expect(table.get_by_role("row", name="moments")).to_contain_text("=")
+    for stage in range(4):
+        expect(page.locator(".bands-level", has_text=f"paper, stage {stage}")).to_have_count(1)
+    expect(page.locator(".traffic")).to_be_visible()
+    expect(page.get_by_text("equals the plan to the byte")).to_be_visible()
