@@ -32,11 +32,12 @@ CONNECT_SECONDS = 60.0
 CALL_SECONDS = 30.0
 LAUNCH_SECONDS = 180.0
 CLOSE_SECONDS = 5.0
+DRIVER_LOG = "ray-driver.log"  # in the data folder
 
 
 def connect_local(folder: Path, slots: int, gpus: int | None = None, options: RayOptions = USUAL) -> RayDriver:
     """The cluster of one machine: the head of this data folder, started when none runs, also later when it has died."""
-    return RayDriver(lambda: _target(start_head(folder, slots, gpus)), options)
+    return RayDriver(lambda: _target(start_head(folder, slots, gpus)), options, folder / DRIVER_LOG)
 
 
 def connect(address: str, token_path: str | None = None, options: RayOptions = USUAL) -> RayDriver:
@@ -46,15 +47,17 @@ def connect(address: str, token_path: str | None = None, options: RayOptions = U
 
 
 def _target(head: Head) -> RayTarget:
-    return RayTarget(head.address, head.token_path, head.local, head.temp)
+    return RayTarget(head.address, head.token_path, head.local, head.temp, head.process)
 
 
 class RayDriver:
     """`Cluster` by way of a child process. Thread-safe. Nothing is started before the first call or `open`."""
 
-    def __init__(self, locate: Callable[[], RayTarget], options: RayOptions) -> None:
+    def __init__(self, locate: Callable[[], RayTarget], options: RayOptions, log: Path | None = None) -> None:
+        """`locate` says where the cluster is, each time anew; `log` takes what Ray prints (None: our own output)."""
         self._locate = locate
         self._options = options
+        self._log = log
         self._child: _Child | None = None
         self._lock = threading.Lock()
 
@@ -106,22 +109,28 @@ class RayDriver:
                 self._child.close()
                 self._child = None
             if self._child is None:
-                self._child = _Child(self._locate(), self._options)
+                self._child = _Child(self._locate(), self._options, self._log)
             return self._child
 
 
 class _Child:
     """One driver process and the calls that are under way there."""
 
-    def __init__(self, target: RayTarget, options: RayOptions) -> None:
+    def __init__(self, target: RayTarget, options: RayOptions, log: Path | None) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "server.controller.ray_driver", "--fd", str(theirs.fileno())]
+        output = None if log is None else log.open("ab")
         self.process = subprocess.Popen(
             command, env=_driver_environment(target), pass_fds=[theirs.fileno()], start_new_session=True,
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
         )  # fmt: skip
         theirs.close()
+        if output is not None:
+            output.close()
         self._connection = Connection(ours.detach())
+        self._holder = target.holder
         self._waiting: dict[int, Future[Any]] = {}
         self._number = 0
         self._lock = threading.Lock()
@@ -133,7 +142,8 @@ class _Child:
             raise
 
     def alive(self) -> bool:
-        return self.process.poll() is None
+        """Whether it can answer: it runs, and the head of our own that it is connected to does."""
+        return self.process.poll() is None and (self._holder is None or self._holder.alive())
 
     def call(self, method: str, seconds: float, *args: Any) -> Any:
         """The answer of the child; raises what the method raised there, ClusterUnavailable when there is no answer."""

@@ -28,6 +28,7 @@ HEAD_MARK = "SHARDYARD_HEAD"  # in the environment of the head and of everything
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
+RAY_FOLDER = "r"  # below ours: Ray opens its temp folder to everybody
 
 
 class HeadFailed(Exception):
@@ -40,9 +41,10 @@ class Head:
 
     address: str  # host:port of the GCS
     token_path: str  # file with Ray's auth token, mode 0600
-    temp: str  # Ray's temp folder; short, since socket paths below it are limited to 107 bytes
+    temp: str  # folder for sockets, closed to others; short, since their paths are limited to 107 bytes
     pid: int  # of `ray start --head --block`
     start_ticks: int
+    mark: str  # value of HEAD_MARK in the environment of everything below it
     local: bool = True  # one machine, loopback only
 
     @property
@@ -50,7 +52,7 @@ class Head:
         return ProcessId(self.pid, self.start_ticks)
 
     def alive(self) -> bool:
-        """Whether the process that holds the head still runs."""
+        """Whether the process that holds the head runs. When a part dies it ends the rest; when it dies Ray does."""
         return self.process.alive()
 
 
@@ -67,7 +69,10 @@ def ray_environment(token_path: str, local: bool) -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # an actor without GPUs sees none
         "RAY_DEDUP_LOGS": "0",
     }
-    return settings | ({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if local else {})
+    if local:
+        settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        settings["RAY_gcs_rpc_server_reconnect_timeout_s"] = "10"  # a dead GCS of ours never comes back
+    return settings
 
 
 def _head_environment(token_path: str, mark: str) -> dict[str, str]:
@@ -80,7 +85,7 @@ def _head_environment(token_path: str, mark: str) -> dict[str, str]:
             HEAD_MARK: mark,
             "RAY_memory_monitor_refresh_ms": "0",  # it would kill actors for their ranks' bytes
             "RAY_num_workers_soft_limit": "12",  # idle workers stay warm
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else SIGTERM waits for the detached actors
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else SIGTERM waits for the detached actors
             "PYTHONPATH": os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])]),
             "OMP_NUM_THREADS": "1",
         }
@@ -154,7 +159,8 @@ def _try_start(folder: Path, token_path: str, temp: Path, mark: str, slots: int,
         f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}", f"--dashboard-agent-listen-port={ports[2]}",
         f"--dashboard-agent-grpc-port={ports[3]}", f"--runtime-env-agent-port={ports[4]}",
         f"--metrics-export-port={ports[5]}", "--include-dashboard=false", "--include-log-monitor=false",
-        "--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={temp}",
+        "--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={temp / RAY_FOLDER}",
+
         f"--num-cpus={slots}", "--log-color=false",
     ]  # fmt: skip
     if gpus is not None:
@@ -169,7 +175,7 @@ def _try_start(folder: Path, token_path: str, temp: Path, mark: str, slots: int,
         )  # fmt: skip
     identity = identify(process.pid)
     if identity is not None and _wait_listening(process, log, ports[0]):
-        return Head(f"127.0.0.1:{ports[0]}", token_path, str(temp), identity.pid, identity.start_ticks)
+        return Head(f"127.0.0.1:{ports[0]}", token_path, str(temp), identity.pid, identity.start_ticks, mark)
     process.terminate()
     kill_marked({HEAD_MARK: mark})
     process.wait()
@@ -221,7 +227,7 @@ def _temp_path(folder: Path) -> Path:
 
 
 def _temp_folder(folder: Path) -> Path:
-    """Ray's temp folder: short, ours, closed to others. A folder that somebody else made first is refused."""
+    """The folder for sockets: short, ours, closed to others. One that somebody else made first is refused."""
     path = _temp_path(folder)
     path.mkdir(mode=0o700, exist_ok=True)
     facts = path.lstat()

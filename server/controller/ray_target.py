@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workers.process_table import ProcessId
+
 
 @dataclass(frozen=True)
 class RayTarget:
@@ -13,6 +15,7 @@ class RayTarget:
     token_path: str | None  # Ray's token file; None: as the environment says
     local: bool  # our own head, loopback only
     scratch: str  # short folder on every node for the agents' sockets and registers
+    holder: ProcessId | None = None  # the process that holds our own head
 
 
 @dataclass(frozen=True)
@@ -23,3 +26,6 @@ class RayOptions:
     preload: str = "workers.rank"  # modules that the zygote imports, comma separated
     warm_workers: int = 4  # idle Ray workers kept ready per node
     path: tuple[str, ...] = ()  # further folders on the ranks' import path
+
+
+USUAL = RayOptions()
