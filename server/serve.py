@@ -24,7 +24,7 @@ from server.app import create_app
 from server.auth import RedactTokens, ensure_admin, login_link, read_or_make_token
 from server.claims import CannotServe, Half, claimed, controller_id, listen
 from server.controller import ray_driver, ray_head
-from server.controller.cluster import Cluster
+from server.controller.cluster import Cluster, ClusterUnavailable
 from server.controller.fake_cluster import FakeCluster, cpu_node, send_over_http
 from server.controller.reconciler import Reconciler
 from server.controller.stage import resolve_stage
@@ -96,17 +96,18 @@ class Service:
     async def run(self) -> None:
         """Start, wait for a signal, stop."""
         self._catch_signals()
+        cluster = self._open_cluster() if self._only != "api" else None
         await migrate(self._settings.database)
         database = Database.open(self._settings.database)
         try:
-            await self._run(database)
+            await self._run(database, cluster)
         finally:
             await database.close()
 
-    async def _run(self, database: Database) -> None:
+    async def _run(self, database: Database, cluster: Cluster | None) -> None:
         api = await self._start_api(database) if self._listener else None
-        if self._only != "api":
-            self._controller = self._start_controller(database)
+        if cluster is not None:
+            self._controller = self._start_controller(database, cluster)
         halves = [half for half in (api and api.task, self._controller and self._controller.loop) if half]
         signalled = asyncio.create_task(self._stopping.wait())
         try:
@@ -156,8 +157,7 @@ class Service:
 
     # --- the controller's half
 
-    def _start_controller(self, database: Database) -> Controller:
-        cluster = self._open_cluster()
+    def _start_controller(self, database: Database, cluster: Cluster) -> Controller:
         reconciler = Reconciler(
             database,
             cluster,
@@ -176,8 +176,11 @@ class Service:
         if settings.fake_cluster:
             return self._fake_cluster()
         if settings.ray_address:
-            return ray_driver.connect(settings.ray_address)
-        return ray_driver.connect_local(settings.data_dir, settings.cpu_slots_per_node)
+            driver = ray_driver.connect(settings.ray_address)
+        else:
+            driver = ray_driver.connect_local(settings.data_dir, settings.cpu_slots_per_node)
+        threading.Thread(target=_connect, args=(driver,), name="connect", daemon=True).start()
+        return driver
 
     def _fake_cluster(self) -> FakeCluster:
         cluster = FakeCluster((cpu_node("fake", self._settings.cpu_slots_per_node),), send_over_http)
@@ -232,6 +235,14 @@ class Service:
     def _tell_live(self, live: list[lifespan.StillLive]) -> None:
         for job in live:
             log.info("serve.waiting_for job=%s status=%s step=%d", job.id, job.status, job.step)
+
+
+def _connect(driver: ray_driver.RayDriver) -> None:
+    """Begin before the first look: a connection takes a second, a new head some more."""
+    try:
+        driver.open()
+    except (ClusterUnavailable, ray_head.HeadFailed) as error:
+        log.warning("cluster.not_connected error=%s", error)
 
 
 @dataclass
