@@ -11,7 +11,7 @@ MESSAGE_BYTES = 1024  # longer texts are cut
 
 
 class Agreement:
-    """Collective calls on the training group; made once per engine."""
+    """Collective calls on the training group; made with the engine, so that a rank that calls alone is told so."""
 
     def __init__(self, comm: Comm, device: torch.device) -> None:
         self._comm = comm

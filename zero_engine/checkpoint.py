@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 import torch
 from torch import Tensor
 
-from zero_engine.agree import Agreement
 from zero_engine.catalog import CheckpointName, is_published, list_checkpoints, next_fence, read_manifest
 from zero_engine.errors import UsageError
 from zero_engine.manifest import (
@@ -64,7 +63,7 @@ class Checkpoints:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._agreement = Agreement(subject.comm, subject.device)
+        self._agreement = subject.agreement
 
     def resolve(self, place: Place, fence: int | None) -> tuple[Store, int]:
         """The store, and the fence on which all ranks agree; None takes one above all in the store."""

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zero_engine.adamw import AdamW, Optimizer
+from zero_engine.agree import Agreement
 from zero_engine.arenas import Arenas
 from zero_engine.clip import clip_factor, norm_of
 from zero_engine.comm import LedgerReport
@@ -82,6 +83,7 @@ class Engine:
         with self.comm.ledger.on("construction"):
             begin_equal(self.comm, self.layout, self.parameters, self.config.broadcast)
             self._build()
+            self._agreement = Agreement(self.comm, self.device)
         self.comm.ledger.page = "evaluation"
         self.completed_steps = 0  # steps applied or skipped
         self._tasks: Iterator[Task] | None = None  # of the step under way
@@ -265,7 +267,7 @@ class Engine:
 
         strategy = self._strategy
         return Subject(
-            self.layout, self.config, self.comm, self.master, self.module, self.optimizer, self.device,
+            self.layout, self.config, self.comm, self._agreement, self.master, self.module, self.optimizer, self.device,
             strategy.frozen_weights, lambda: self.completed_steps, strategy.open_weights, self._restored,
         )  # fmt: skip
 
@@ -283,6 +285,7 @@ class Engine:
         `store`: a folder or a Store. `step` defaults to the completed steps, `fence` (the number of the attempt) to one
         above all in the store. Raises CheckpointError on every rank when any failed; older checkpoints stay.
         """
+        self._require_boundary("save")
         return self._checkpoints.save(store, self.completed_steps if step is None else step, fence, progress)
 
     def saver(self, store: Place, fence: int | None = None, policy: Policy = "wait") -> Saver:
@@ -316,8 +319,13 @@ class Engine:
         comes back, also as `engine.loaded`, says which it is, which could not be used and why. Raises CheckpointError
         when there is none.
         """
+        self._require_boundary("restore")
         self.loaded = self._checkpoints.load(store, step, folder)
         return self.loaded
+
+    def _require_boundary(self, action: str) -> None:
+        if self._tasks is not None:
+            raise UsageError(f"{action} belongs between steps: finish the micro-batches and call engine.step() first")
 
     def _restored(self, completed_steps: int, counts: list[int]) -> None:
         """Masters and moments were written from outside: take over the counts, bring weights to where they compute."""

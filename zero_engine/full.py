@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zero_engine.agree import Agreement
 from zero_engine.comm import Gather
 from zero_engine.layout import ITEM_BYTES, Entry, Piece, Range
 from zero_engine.manifest import CheckpointError
@@ -40,7 +39,7 @@ def export_safetensors(subject: Subject, path: str | os.PathLike[str]) -> None:
             problem = str(error)
     for _ in parameters:
         continue  # what rank 0 did not take, and all of it elsewhere: gathers are collective
-    problem = Agreement(subject.comm, subject.device).first(problem, f"export to {target.name}")
+    problem = subject.agreement.first(problem, f"export to {target.name}")
     if problem:
         raise CheckpointError(f"the export failed at {problem}")
 
@@ -51,6 +50,7 @@ def whole_parameters(subject: Subject) -> Iterator[tuple[Entry, Tensor]]:
     In flat order; one unit is held at a time, and a tensor is valid until the next is asked for.
     """
     layout, comm = subject.layout, subject.comm
+    subject.agreement.tell("", "whole parameters")
     pieces = [layout.pieces(rank, comm.ranks) for rank in range(comm.ranks)]
     sizes = [[_unit_bytes(subject, own, unit.index) for own in pieces] for unit in layout.units]
     buffer = comm.allocate("whole unit", [max(sizes[u][rank] for u in range(len(sizes))) for rank in range(comm.ranks)])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zero_engine.adamw import Optimizer
+from zero_engine.agree import Agreement
 from zero_engine.comm import Comm
 from zero_engine.config import ZeroConfig
 from zero_engine.digest import counts_part, run_part
@@ -42,6 +43,7 @@ class Subject:
     layout: Layout
     config: ZeroConfig  # resolved
     comm: Comm
+    agreement: Agreement
     master: Master
     module: nn.Module
     optimizer: Optimizer

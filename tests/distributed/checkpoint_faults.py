@@ -1,0 +1,101 @@
+"""Stores that fail or kill at a chosen call, importable in rank and writer processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zero_engine.store import Bytes, FileCalls, LocalStore
+
+
+@dataclass
+class KilledAt(FileCalls):
+    """Lets `allowed` calls that change the disk pass, then kill -9 before the next."""
+
+    allowed: int
+
+    def _count(self) -> None:
+        self.allowed -= 1
+        if self.allowed < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def open(self, path: Path) -> int:
+        self._count()
+        return super().open(path)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        self._count()
+        if self.allowed == 0:
+            return super().write(descriptor, data[: max(1, len(data) // 2)])  # torn: half of it arrives
+        return super().write(descriptor, data)
+
+    def sync(self, descriptor: int) -> None:
+        self._count()
+        super().sync(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count()
+        super().rename(source, target)
+
+    def make_folder(self, path: Path) -> None:
+        self._count()
+        super().make_folder(path)
+
+
+@dataclass
+class FullAfter(FileCalls):
+    """A disk with room for so many bytes."""
+
+    room: int
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        if self.room <= 0:
+            raise OSError(28, "No space left on device")
+        data = data[: self.room]
+        self.room -= len(data)
+        return super().write(descriptor, data)
+
+
+@dataclass
+class Denied(FileCalls):
+    """A store that was made read-only."""
+
+    def open(self, path: Path) -> int:
+        raise OSError(30, "Read-only file system")
+
+    def make_folder(self, path: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+
+@dataclass
+class Counting(LocalStore):
+    """Counts the bytes that are read."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.bytes_read: dict[str, int] = {}
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        super().read_into(key, offset, buffer)
+        name = key.rsplit("/", 1)[1]
+        self.bytes_read[name] = self.bytes_read.get(name, 0) + len(buffer)
+
+
+@dataclass
+class Vanishing(LocalStore):
+    """Another process deletes the shards while they are read."""
+
+    def __init__(self, root: str, after: int) -> None:
+        super().__init__(root)
+        self.after = after  # reads that pass
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        self.after -= 1
+        if self.after == 0:
+            (self.root / key).unlink(missing_ok=True)
+        super().read_into(key, offset, buffer)
+
+
+__all__ = ["Bytes", "Counting", "Denied", "FullAfter", "KilledAt", "Vanishing", "field"]

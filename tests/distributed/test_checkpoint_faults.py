@@ -1,0 +1,321 @@
+"""Whatever breaks, an older verified checkpoint loads, the reason is said, and nothing is wrong silently."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.distributed.checkpoint_faults import Counting, Denied, FullAfter, Vanishing
+from tests.distributed.engine_cases import adamw, built, engine_of, tied, train
+from tests.distributed.rank_pool import Pool, Rank
+from zero_engine import AdamW, Engine, ZeroConfig
+from zero_engine.catalog import list_checkpoints, verify
+from zero_engine.manifest import CheckpointError, Progress
+from zero_engine.store import FileCalls, LocalStore
+
+CONFIG = ZeroConfig(stage=2, micro_batches=4, chunk=2)
+
+
+def save_twice(rank: Rank, store: str) -> list[str]:
+    """Checkpoints of steps 1 and 2; their digests."""
+    engine = engine_of(rank, CONFIG)
+    digests = []
+    for _ in range(2):
+        train(engine, 1)
+        digests.append(engine.save(store, fence=1).digest)
+    engine.close()
+    return digests
+
+
+def load(rank: Rank, store: Any, stage: int, folder: str | None = None) -> tuple[str, list[tuple[str, str]]]:
+    """Load the newest: the digest, and what was refused."""
+    config = ZeroConfig(stage=stage, micro_batches=4, chunk=2)
+    engine = Engine.load(store, built(tied), config, adamw(), rank.group, folder=folder)
+    assert engine.loaded is not None and engine.loaded.manifest.digest == engine.digest()
+    digest = engine.digest()
+    engine.close()
+    return digest, [(item.folder, item.reason) for item in engine.loaded.refused]
+
+
+NEW = "step-0000000002-attempt-000001"
+OLD = "step-0000000001-attempt-000001"
+
+
+def truncated(folder: Path) -> None:
+    path = folder / "rank-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flipped(folder: Path) -> None:
+    path = folder / "rank-00001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def missing(folder: Path) -> None:
+    (folder / "rank-00000.safetensors").unlink()
+
+
+def empty(folder: Path) -> None:
+    (folder / "rank-00000.safetensors").write_bytes(b"")
+
+
+def from_another_step(folder: Path) -> None:
+    shutil.copy(folder.parent / OLD / "rank-00001.safetensors", folder)
+
+
+def exchanged(folder: Path) -> None:
+    first, second = folder / "rank-00000.safetensors", folder / "rank-00001.safetensors"
+    first.rename(folder / "x")
+    second.rename(first)
+    (folder / "x").rename(second)
+
+
+def torn_manifest(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def foreign_manifest(folder: Path) -> None:
+    shutil.copy(folder.parent / OLD / "manifest.json", folder)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (truncated, "rank-00001.safetensors"),
+        (flipped, "does not match"),
+        (missing, "rank-00000.safetensors"),
+        (empty, "truncated"),
+        (from_another_step, "does not match"),
+        (exchanged, "does not match"),
+        (torn_manifest, "truncated or damaged"),
+        (foreign_manifest, "belongs to"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_with_a_reason(
+    pool: Pool, tmp_path: Path, harm: Callable[[Path], None], reason: str
+) -> None:
+    """All ranks fall back together to the older one, also when only one of them met the damage."""
+    old, _ = pool.run(2, save_twice, str(tmp_path))[0]
+    harm(tmp_path / NEW)
+    for ranks, stage in ((2, 2), (3, 3), (1, 0)):
+        for digest, refused in pool.run(ranks, load, str(tmp_path), stage):
+            assert digest == old
+            assert [folder for folder, _ in refused] == [NEW] and reason in refused[0][1], refused
+
+
+def test_a_folder_without_a_manifest_is_never_tried(pool: Pool, tmp_path: Path) -> None:
+    """It is not even refused: it is no checkpoint."""
+    old, _ = pool.run(2, save_twice, str(tmp_path))[0]
+    (tmp_path / NEW / "manifest.json").unlink()
+    assert pool.run(2, load, str(tmp_path), 1) == [(old, [])] * 2
+
+
+def test_a_named_checkpoint_is_taken_or_the_one_before_it(pool: Pool, tmp_path: Path) -> None:
+    """Naming one ignores newer ones; when it is damaged, an older one stands in, never a newer one."""
+    old, new = pool.run(2, save_twice, str(tmp_path))[0]
+    assert pool.run(2, load, str(tmp_path), 1, OLD) == [(old, [])] * 2
+    assert pool.run(2, load, str(tmp_path), 1, NEW) == [(new, [])] * 2
+    flipped(tmp_path / NEW)
+    (digest, refused), _ = pool.run(2, load, str(tmp_path), 1, NEW)
+    assert digest == old and refused[0][0] == NEW
+    flipped(tmp_path / OLD)
+    good, text = pool.outcomes(2, load, str(tmp_path), 1, OLD)[1]
+    assert not good and OLD in text and NEW not in text.split("no checkpoint in")[-1]
+    pool.stop()
+
+
+def refuse_to_load(rank: Rank, store: str, model: Callable[[], nn.Module], optimizer: Callable[[], Any]) -> str:
+    """The sentence with which a load fails."""
+    with pytest.raises(CheckpointError) as caught:
+        Engine.load(store, built(model), CONFIG, optimizer(), rank.group)
+    return str(caught.value)
+
+
+def wider() -> nn.Module:
+    return tied(width=32)
+
+
+def frozen_norm() -> nn.Module:
+    model = tied()
+    model.norm.requires_grad_(False)  # type: ignore[union-attr]
+    return model
+
+
+class Sgd(AdamW):
+    """Keeps other state than AdamW."""
+
+    moments = ("momentum",)  # type: ignore[assignment]
+
+
+def sgd() -> Sgd:
+    return Sgd(groups=[{"params": ["*.bias", "*norm.weight"]}])
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_by_name(pool: Pool, tmp_path: Path) -> None:
+    """Another shape, another trainable set, another optimizer: the first difference is named."""
+    pool.run(2, save_twice, str(tmp_path))
+    assert "tokens.weight" in pool.run(2, refuse_to_load, str(tmp_path), wider, adamw)[1]
+    assert "norm.weight" in pool.run(2, refuse_to_load, str(tmp_path), frozen_norm, adamw)[0]
+    assert "momentum" in pool.run(2, refuse_to_load, str(tmp_path), tied, sgd)[0]
+
+
+def test_an_empty_store_is_no_fresh_start(pool: Pool, tmp_path: Path) -> None:
+    """Loading where nothing is never trains from scratch silently."""
+    assert "there is no checkpoint" in pool.run(2, refuse_to_load, str(tmp_path), tied, adamw)[1]
+
+
+def save_onto(rank: Rank, root: str, fails: dict[int, FileCalls]) -> tuple[list[str], str]:
+    """Step 1 saved well, step 2 with one rank's store broken: the errors, and the digest after training on."""
+    engine = engine_of(rank, CONFIG)
+    train(engine, 1)
+    engine.save(root, fence=1)
+    train(engine, 1)
+    problems = []
+    try:
+        engine.save(LocalStore(root, fails.get(rank.rank)), fence=1)
+    except CheckpointError as error:
+        problems.append(str(error))
+    train(engine, 1)
+    engine.save(root, fence=1)
+    digest = engine.digest()
+    engine.close()
+    return problems, digest
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+@pytest.mark.parametrize(
+    ("calls", "words"), [(FullAfter(0), "No space"), (FullAfter(3000), "No space"), (Denied(), "Read-only")]
+)
+def test_a_store_that_fails_on_one_rank_fails_the_save_on_all(
+    pool: Pool, tmp_path: Path, broken: int, calls: FileCalls, words: str
+) -> None:
+    """Every rank raises the same sentence, nothing is published, training goes on and the next save is good."""
+    outcomes = pool.run(2, save_onto, str(tmp_path), {broken: calls})
+    for problems, digest in outcomes:
+        assert len(problems) == 1 and words in problems[0] and f"rank {broken}" in problems[0]
+        assert digest == outcomes[0][1]
+    assert [name.step for name in list_checkpoints(LocalStore(tmp_path))] == [3, 1]
+    assert not list(tmp_path.rglob(".tmp-*"))
+    assert all(verify(LocalStore(tmp_path), name.folder).ok for name in list_checkpoints(LocalStore(tmp_path)))
+
+
+def save_non_finite(rank: Rank, store: str, bad_rank: int, value: float) -> str:
+    """The sentence with which saving a broken state fails."""
+    engine = engine_of(rank, CONFIG)
+    train(engine, 1)
+    if rank.rank == bad_rank:
+        piece = engine.master.pieces[-1]
+        engine.master.tensors(piece.run, piece.range)["exp_avg"][3] = value
+    with pytest.raises(CheckpointError) as caught:
+        engine.save(store)
+    engine.close()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_state_that_is_not_finite_is_never_saved(pool: Pool, tmp_path: Path, value: float) -> None:
+    """One bad moment on one rank: no checkpoint, and the parameter is named on all ranks."""
+    for text in pool.run(2, save_non_finite, str(tmp_path), 1, value):
+        assert "rank 1: exp_avg of parameter 'blocks.3." in text
+    assert list_checkpoints(LocalStore(tmp_path)) == ()
+
+
+def read_bytes(rank: Rank, store: str, stage: int) -> dict[str, int]:
+    counting = Counting(store)
+    engine = Engine.load(counting, built(tied), ZeroConfig(stage=stage, micro_batches=4, chunk=2), adamw(), rank.group)
+    engine.close()
+    return counting.bytes_read
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_each_rank_reads_only_its_own_bytes(pool: Pool, tmp_path: Path, stage: int) -> None:
+    """Three ranks read what two wrote: together every block exactly once."""
+    pool.run(2, save_twice, str(tmp_path))
+    read = pool.run(3, read_bytes, str(tmp_path), stage)
+    shards = [(tmp_path / NEW / f"rank-{rank:05d}.safetensors").stat().st_size for rank in range(2)]
+    together = sum(sum(files.values()) for files in read)
+    assert 0 < sum(shards) - together < 10_000, "only the headers are not read"
+    assert max(sum(files.values()) for files in read) < 0.45 * together
+
+
+def load_vanishing(rank: Rank, store: str, after: int) -> tuple[str, list[tuple[str, str]]]:
+    return load(rank, Vanishing(store, after) if rank.rank == 0 else store, 2)
+
+
+def test_a_checkpoint_deleted_while_it_is_read_is_passed_over(pool: Pool, tmp_path: Path) -> None:
+    """A shard that goes away half-way through a load is a reason to fall back, not a crash."""
+    old, _ = pool.run(2, save_twice, str(tmp_path))[0]
+    for digest, refused in pool.run(2, load_vanishing, str(tmp_path), 3):
+        assert digest == old and refused[0][0] == NEW
+
+
+def save_again(rank: Rank, store: str) -> tuple[bool, str]:
+    """The same step twice, then another state under the same name."""
+    engine = engine_of(rank, CONFIG)
+    train(engine, 1)
+    first = engine.save(store, fence=1)
+    second = engine.save(store, fence=1)
+    train(engine, 1)
+    with pytest.raises(CheckpointError) as caught:
+        engine.save(store, step=1, fence=1)
+    engine.close()
+    return first == second, str(caught.value)
+
+
+def test_the_same_commit_twice_is_one_checkpoint(pool: Pool, tmp_path: Path) -> None:
+    """Saving again returns what is there; a published folder is never written again."""
+    for same, text in pool.run(2, save_again, str(tmp_path)):
+        assert same and "already holds another state" in text
+    assert len(list_checkpoints(LocalStore(tmp_path))) == 1
+
+
+def save_alone(rank: Rank, store: str) -> str:
+    """Rank 0 saves while rank 1 trains."""
+    engine = engine_of(rank, ZeroConfig(stage=1, micro_batches=4, chunk=2, transport="shared"))
+    try:
+        if rank.rank == 0:
+            engine.save(store)
+        else:
+            train(engine, 1)
+    except Exception as error:
+        engine.close(str(error))
+        return f"{type(error).__name__}: {error}"
+    return "nothing was noticed"
+
+
+def test_a_save_that_one_rank_calls_alone_is_an_error_not_a_hang(pool: Pool, tmp_path: Path) -> None:
+    """The ranks are told that they do different things."""
+    said = pool.run(2, save_alone, str(tmp_path))
+    assert any("DivergedError" in text and "save 0" in text for text in said), said
+    pool.stop()
+
+
+def save_in_the_middle(rank: Rank, store: str) -> list[str]:
+    engine = engine_of(rank, CONFIG)
+    said = []
+    for index in engine.micro_batches():
+        for call in (lambda: engine.save(store), lambda: engine.restore(store)):
+            with pytest.raises(Exception, match="between steps") as caught:
+                call()
+            said.append(type(caught.value).__name__)
+        engine.backward(engine.module(torch.zeros(1, 3, dtype=torch.int64)).sum() * index)
+    engine.step()
+    with pytest.raises(Exception, match="plain JSON") as caught:
+        engine.save(store, progress=Progress(extra={"loss": float("nan")}))
+    engine.close()
+    return [*said, type(caught.value).__name__]
+
+
+def test_misuse_is_named(pool: Pool, tmp_path: Path) -> None:
+    """Saving or restoring inside a step, or with progress that is not JSON, says what to change."""
+    for said in pool.run(2, save_in_the_middle, str(tmp_path)):
+        assert set(said) == {"UsageError"}
