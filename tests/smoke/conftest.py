@@ -26,7 +26,13 @@ DIGITS = """
 name: {name}
 model: {{kind: mlp, hidden: [32, 16]}}
 data: {{kind: digits}}
-train: {{steps: {steps}, global_batch: 32, micro_batch: 8, eval: {{every: 10}}, schedule: {{kind: constant}}}}
+train:
+  steps: {steps}
+  global_batch: 32
+  micro_batch: 8
+  optimizer: {{lr: 3.0e-3}}
+  schedule: {{kind: constant}}
+  eval: {{every: 10}}
 zero: {{stage: {stage}}}
 resources: {{ranks: {ranks}}}
 checkpoint: {{every: 10}}
