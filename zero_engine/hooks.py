@@ -77,17 +77,18 @@ class ModuleHooks:
 
     def _before_forward(self, unit: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
-            with self._clock.phase("gather"):
-                self._strategy.before_forward(unit)
+            if self._backward_unit != unit:  # recomputed inside its own backward: the window is open already
+                with self._clock.phase("gather"):
+                    self._strategy.before_forward(unit)
 
         return hook
 
     def _after_forward(self, unit: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            recomputed = self._backward_unit == unit
-            if not recomputed:
-                self._strategy.after_forward(unit)
-            if not (self._training and torch.is_grad_enabled()) or recomputed:
+            if self._backward_unit == unit:
+                return
+            self._strategy.after_forward(unit)
+            if not (self._training and torch.is_grad_enabled()):
                 return
             tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if tensors:
