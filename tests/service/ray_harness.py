@@ -29,7 +29,7 @@ BODY = RayOptions(
 )
 
 
-def wait_for(look: Callable[[], T], seconds: float = 30.0, what: str = "") -> T:
+def wait_for(look: Callable[[], T], seconds: float = 90.0, what: str = "") -> T:
     """The first true value of `look`; an error with the last one when the time is over."""
     deadline, value, pause = time.monotonic() + seconds, look(), threading.Event()
     while not value:
@@ -104,7 +104,7 @@ class Harness:
         found = [a for a in self.observe().attempts if a.attempt_id == launch.attempt_id]
         return found[0] if found else None
 
-    def until(self, launch: Launch, condition: Callable[[AttemptState], bool], seconds: float = 30.0) -> AttemptState:
+    def until(self, launch: Launch, condition: Callable[[AttemptState], bool], seconds: float = 90.0) -> AttemptState:
         """The attempt once it meets the condition."""
 
         def look() -> AttemptState | None:
