@@ -18,6 +18,7 @@ from torch import Tensor
 
 from zero_engine.catalog import CheckpointName, is_published, list_checkpoints, next_fence, read_manifest
 from zero_engine.errors import UsageError
+from zero_engine.layout import ParameterSpec
 from zero_engine.manifest import (
     Arithmetic,
     CheckpointError,
@@ -234,12 +235,22 @@ def check_fit(manifest: Manifest, subject: Subject) -> None:
     theirs, ours = manifest.layout, subject.layout
     if theirs.to_json() == ours.to_json():
         return
-    then = {entry.spec.name: entry.spec for entry in theirs.entries}
-    now = {entry.spec.name: entry.spec for entry in ours.entries}
+    then = {entry.spec.name: entry.spec for entry in theirs.canonical_entries}
+    now = {entry.spec.name: entry.spec for entry in ours.canonical_entries}
     for name in dict.fromkeys((*then, *now)):
         if then.get(name) != now.get(name):
-            raise CheckpointError(f"{manifest.folder} was saved with {then.get(name)}; the model has {now.get(name)}")
+            raise CheckpointError(f"{manifest.folder} does not fit: {_difference(name, then.get(name), now.get(name))}")
     raise CheckpointError(f"{manifest.folder} has the model's parameters in another order")
+
+
+def _difference(name: str, then: ParameterSpec | None, now: ParameterSpec | None) -> str:
+    if then is None or now is None:
+        return f"parameter '{name}' is only in the {'model' if then is None else 'checkpoint'}"
+    fields = [field for field in vars(then) if getattr(then, field) != getattr(now, field)]
+    words = [
+        f"{field} {getattr(then, field)!r} in the checkpoint, {getattr(now, field)!r} in the model" for field in fields
+    ]
+    return f"parameter '{name}' has {'; '.join(words)}"
 
 
 def changes(manifest: Manifest, subject: Subject) -> list[str]:
