@@ -18,6 +18,7 @@ PACKAGES = ("server", "workers", "zero_engine")
 # What server/ may take from the other packages: torch-free files only.
 SERVER_MAY_IMPORT = {
     "workers.contract",
+    "workers.data.errors",
     "workers.planner",
     "workers.object_store",
     "workers.spec",
