@@ -36,7 +36,7 @@ def wait_for(look: Callable[[], Any], seconds: float = 60.0) -> Any:
 class Zygote:
     """A zygote of this test and its only kill pipe writer."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.socket = str(folder / "z.sock")
         self.pipe: KillPipe = open_kill_pipe()
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
