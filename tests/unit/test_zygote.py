@@ -43,7 +43,6 @@ class Zygote:
         self.process = subprocess.Popen(
             [
                 sys.executable,
-                *flags,
                 "-m",
                 "workers.zygote",
                 "--socket",
