@@ -74,7 +74,7 @@ def _train(order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -
     completed = 0
     if order.resume is not None:
         reporter.phase("restoring")
-        completed = restore(order, engine, data, reporter)
+        completed = restore(order, order.resume, engine, data, reporter)
     reporter.step = completed
     if order.rank == 0:
         reporter.add(_plan_record(engine, order.chunk, reporter))

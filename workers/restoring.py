@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from workers.contract import LaunchOrder
+from workers.contract import LaunchOrder, ResumeFrom
 from workers.data.batches import Data
+from workers.object_store import open_store
 from workers.reporter import Reporter
 from zero_engine import Engine
+from zero_engine.manifest import CheckpointError
 
 
 class RestoreError(Exception):
@@ -16,6 +18,31 @@ class OtherDataError(Exception):
     """The checkpoint was trained on other data."""
 
 
-def restore(order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -> int:
-    """Load the state and return its completed steps; a collective call. Raises RestoreError, OtherDataError."""
-    raise RestoreError("checkpoints are not wired yet")
+def restore(order: LaunchOrder, resume: ResumeFrom, engine: Engine, data: Data, reporter: Reporter) -> int:
+    """Load the state and return its completed steps; a collective call.
+
+    Raises RestoreError when no checkpoint can be used, OtherDataError when the one that loads belongs to other data.
+    """
+    try:
+        loaded = engine.restore(open_store(order.store_url), folder=resume.checkpoint)
+    except CheckpointError as error:
+        raise RestoreError(str(error)) from error
+    manifest = loaded.manifest
+    if order.rank == 0:
+        for refused in loaded.refused:
+            reporter.event(
+                "checkpoint.refused", f"{refused.folder} cannot be used: {refused.reason}", folder=refused.folder
+            )
+        if loaded.refused:
+            message = f"{manifest.folder} was used in place of {resume.checkpoint}"
+            reporter.event("checkpoint.fallback", message, folder=manifest.folder, step=manifest.step)
+        if loaded.changes:
+            message = "bits may differ from an uninterrupted run: " + "; ".join(loaded.changes)
+            reporter.event("resume.changed", message, changes=list(loaded.changes))
+    stored = manifest.progress.data_hash
+    if stored and stored != data.content_hash:
+        raise OtherDataError(
+            f"{manifest.folder} was trained on data {stored[:12]}…, this spec gives {data.content_hash[:12]}…; "
+            "resume with the same text and tokenizer, or start a new job"
+        )
+    return manifest.step

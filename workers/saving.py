@@ -1,13 +1,84 @@
-"""Checkpoints as an attempt makes them."""
+"""Checkpoints of an attempt: saved by all ranks, told by rank 0, the oldest removed where nobody else does so."""
 
 from __future__ import annotations
 
-from workers.contract import LaunchOrder
+import time
+
+from workers.contract import CheckpointRecord, LaunchOrder, ShardRecord
 from workers.data.batches import Data
+from workers.object_store import open_store
 from workers.reporter import Reporter
 from workers.training import NoSaving, Saving
 from zero_engine import Engine
+from zero_engine.catalog import delete, list_checkpoints
+from zero_engine.manifest import CheckpointError, Manifest, Progress
+from zero_engine.store import StoreError
+
+
+class StoreSaving:
+    """Synchronous saves into the job's store under the attempt's fence."""
+
+    def __init__(self, order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -> None:
+        self._order, self._engine, self._data, self._reporter = order, engine, data, reporter
+        self._store = open_store(order.store_url)
+
+    def save(self, step: int, eval_loss: float | None, *, must: bool) -> None:
+        """Save the state after `step`. A save that fails is an event; with `must`, it raises CheckpointError."""
+        self._reporter.phase("saving")
+        begun = time.monotonic()
+        try:
+            manifest = self._engine.save(self._store, step, self._order.fence, self._progress(step))
+        except CheckpointError as error:
+            if must:
+                raise
+            if self._order.rank == 0:
+                self._reporter.event("checkpoint.failed", f"step {step} was not saved: {error}", step=step)
+        else:
+            if self._order.rank == 0:
+                self._tell(manifest, time.monotonic() - begun, eval_loss)
+                self._remove_oldest()
+        self._reporter.phase("training")
+
+    def _progress(self, step: int) -> Progress:
+        train = self._order.spec.train
+        return Progress(
+            data_cursor=step * train.global_batch,
+            data_hash=self._data.content_hash,
+            schedule={**train.schedule.model_dump(mode="json"), "steps": train.steps},
+        )
+
+    def _tell(self, manifest: Manifest, seconds: float, eval_loss: float | None) -> None:
+        shards = [
+            ShardRecord(rank=shard.rank, file=shard.file, bytes=shard.file_bytes, checksum=shard.checksum)
+            for shard in manifest.shards
+        ]
+        self._reporter.add(
+            CheckpointRecord(
+                at=self._reporter.time(),
+                step=manifest.step,
+                folder=manifest.folder,
+                digest=manifest.digest,
+                ranks=manifest.ranks,
+                stage=manifest.stage,
+                shards=shards,
+                seconds=seconds,
+                eval_loss=eval_loss,
+            )
+        )
+
+    def _remove_oldest(self) -> None:
+        if not self._order.retains:
+            return
+        loaded = self._engine.loaded
+        damaged = {refused.folder for refused in loaded.refused} if loaded else set()
+        try:
+            usable = [name.folder for name in list_checkpoints(self._store) if name.folder not in damaged]
+            for folder in usable[self._order.spec.checkpoint.keep_latest :]:
+                delete(self._store, folder)
+        except StoreError as error:
+            self._reporter.event("checkpoint.kept", f"an old checkpoint was not removed: {error}")
 
 
 def saving_of(order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -> Saving:
-    return NoSaving()
+    """Into the order's store; nowhere when it names none."""
+    return StoreSaving(order, engine, data, reporter) if order.store_url else NoSaving()

@@ -25,14 +25,14 @@ EVENTS_OF_A_KIND = 10  # an attempt reports so many skipped steps one by one
 class Saving(Protocol):
     """Where checkpoints go."""
 
-    def save(self, step: int, eval_loss: float | None) -> None:
-        """Save the state after `step`; a collective call. Saving the same step twice does nothing."""
+    def save(self, step: int, eval_loss: float | None, *, must: bool) -> None:
+        """Save the state after `step`; a collective call. With `must`, a failure ends the attempt."""
 
 
 class NoSaving:
     """A run that keeps nothing."""
 
-    def save(self, step: int, eval_loss: float | None) -> None:
+    def save(self, step: int, eval_loss: float | None, *, must: bool) -> None:
         """Nothing."""
 
 
@@ -71,7 +71,7 @@ class Training:
             eval_loss = self._evaluated() if self.evaluates and self._is_due(completed, self.train.eval.every) else None
             self._report(completed, result, rate, seconds, eval_loss, always=last or stops)
             if stops or self._is_due(completed, self.checkpoint.every):
-                self.saving.save(completed, eval_loss)
+                self.saving.save(completed, eval_loss, must=last or stops)
             if stops:
                 return "stopped"
         return "finished"

@@ -86,7 +86,7 @@ class TokenBatches:
 
     def validation_batch(self, number: int) -> Batch:
         size = min(self._shape.micro_batch, self._validation_samples)
-        return self._cut(self._validation, list(range(number * size, (number + 1) * size)))
+        return self._cut(self._validation, spread(number * size, size, self._validation_samples))
 
     def _cut(self, tokens: NDArray[Any], samples: list[int]) -> Batch:
         length = self._context
@@ -122,8 +122,13 @@ class ArrayBatches:
 
     def validation_batch(self, number: int) -> Batch:
         size = min(self._shape.micro_batch, len(self._validation[0]))
-        part = slice(number * size, (number + 1) * size)
+        part = spread(number * size, size, len(self._validation[0]))
         return Batch(torch.from_numpy(self._validation[0][part]), torch.from_numpy(self._validation[1][part]))
+
+
+def spread(first: int, count: int, num_samples: int) -> list[int]:
+    """Validation samples `first` and on: each once, spread over all of them, the same whatever the seed."""
+    return sample_indices(0, first, count, num_samples)
 
 
 def whole_batches(num_samples: int, micro_batch: int) -> int:
