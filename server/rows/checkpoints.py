@@ -62,8 +62,9 @@ async def record(tx: Tx, job_id: str, attempt: int, report: CheckpointRecord) ->
             created_at=report.at,
         )
         .on_conflict_do_nothing(index_elements=["job_id", "folder"])
+        .returning(Checkpoint.id)
     )
-    if inserted.rowcount != 1:
+    if inserted.one_or_none() is None:
         return None
     shards = [{"checkpoint_id": checkpoint_id, **shard.model_dump()} for shard in report.shards]
     if shards:

@@ -96,5 +96,6 @@ async def _claim(tx: Tx, submission: Submission, key: str) -> bool:
             created_at=tx.now,
         )
         .on_conflict_do_nothing(index_elements=["owner", "key"])
+        .returning(IdempotencyKey.job_id)
     )
-    return (await tx.execute(statement)).rowcount == 1
+    return (await tx.execute(statement)).one_or_none() is not None

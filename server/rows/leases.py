@@ -29,8 +29,9 @@ async def acquire(tx: Tx, name: str, holder: str, seconds: float) -> HeldLease |
         tx.insert(Lease)
         .values(name=name, holder=holder, epoch=1, expires_at=until)
         .on_conflict_do_nothing(index_elements=["name"])
+        .returning(Lease.name)
     )
-    if inserted.rowcount == 1:
+    if inserted.one_or_none() is not None:
         return HeldLease(name, holder, 1, until)
     if await renew(tx, name, holder, seconds):
         return await read(tx.connection, name)

