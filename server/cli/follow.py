@@ -9,7 +9,7 @@ import typer
 
 from server.cli.client import Json
 from server.cli.connection import Session
-from server.cli.errors import FAILED
+from server.cli.errors import FAILED, ServerUnreachable
 from server.cli.output import STATUS_STYLE, number_text, plain, seconds_text, short_id
 
 ENDED = ("succeeded", "failed", "cancelled", "paused", "deleting", "delete_failed")
@@ -33,9 +33,12 @@ def follow(session: Session, job_id: str) -> None:
 
 
 def wait_for(session: Session, job_id: str, done: Callable[[Json], bool]) -> Json:
-    """The job once `done` holds for it."""
+    """The job once `done` holds for it; a server that restarts meanwhile is waited for, as `Client.changes` says."""
     for _ in session.client.changes(job_id):
-        job: Json = session.client.get(f"/v1/jobs/{job_id}")
+        try:
+            job: Json = session.client.get(f"/v1/jobs/{job_id}")
+        except ServerUnreachable:
+            continue
         if done(job):
             return job
     raise AssertionError("changes() never ends")

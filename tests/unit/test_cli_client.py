@@ -8,7 +8,10 @@ import httpx
 import pytest
 
 from server.cli.client import Address, Client, find_server
+from server.cli.connection import Session
 from server.cli.errors import BadInput, ServerProblem, ServerUnreachable
+from server.cli.follow import wait_for
+from server.cli.output import Output
 from tests.unit.scripted_server import Answer, Asked, Script, serving
 
 
@@ -141,6 +144,24 @@ def test_following_outlives_a_server_that_restarts(monkeypatch: pytest.MonkeyPat
         next(wakes)
         next(wakes)
     assert tries == 3
+
+
+def test_watching_a_job_outlives_a_server_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the feed and the question for the job may meet the gap."""
+    answers = iter(
+        [None, None, httpx.Response(200, json={"status": "running"}), httpx.Response(200, content=b"data: {}\n\n")]
+    )
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = next(answers, httpx.Response(200, json={"status": "succeeded"}))
+        if found is None:
+            raise httpx.ConnectError("refused", request=request)
+        return found
+
+    monkeypatch.setattr("server.cli.client.RETRY_SECONDS", 0.0)
+    with Client(Address("http://127.0.0.1:9", "", ""), httpx.MockTransport(answer)) as client:
+        job = wait_for(Session(client, Output()), "job", lambda job: job["status"] == "succeeded")
+    assert job == {"status": "succeeded"}
 
 
 def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
