@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERYWHERE = ("help", "as_json", "server", "token")  # options that the page explains once
-NOTE = "<!-- Made by `make docs` from the code; edit there. -->\n\n"
+NOTE = "<!-- Made by `make docs` from the code; edit there. -->"
 
 
 def command_line_page() -> str:
@@ -25,6 +25,8 @@ def command_line_page() -> str:
     from server.cli.app import app
 
     lines = [
+        NOTE,
+        "",
         "# Command line",
         "",
         "Tables become JSON with `--json` or when piped. Exit codes: 0 done, 1 it was tried and failed (so does a",
@@ -61,6 +63,8 @@ def settings_page() -> str:
 
     comments = _comments(inspect.getsource(Settings))
     lines = [
+        NOTE,
+        "",
         "# Settings",
         "",
         "Each is a variable in the environment of `shardyard serve`; those that are options of `serve` may be given",
@@ -84,6 +88,13 @@ def _comments(source: str) -> dict[str, str]:
     return {name: text.replace("|", "\\|") for name, text in found}
 
 
+def job_spec_page() -> str:
+    """`docs/job-spec.md`: every field of a spec, from its models."""
+    from workers.spec.reference import reference
+
+    return reference()
+
+
 def openapi_document() -> str:
     """`web/openapi.json`, from which `npm run generate` makes the dashboard's types."""
     from server.openapi import text
@@ -93,6 +104,7 @@ def openapi_document() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": command_line_page,
+    "docs/job-spec.md": job_spec_page,
     "docs/settings.md": settings_page,
     "web/openapi.json": openapi_document,
 }
@@ -100,7 +112,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def current_text(page: str) -> str:
     """What a page should hold now."""
-    return (NOTE if page.endswith(".md") else "") + PAGES[page]()
+    return PAGES[page]()
 
 
 def main(arguments: list[str]) -> int:
