@@ -10,8 +10,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sqlalchemy import select
+
 from server.controller.leader import Leadership
 from server.db import Database
+from server.models import Job
 from server.rows import jobs
 from server.states import LIVE, Desired, Status
 
@@ -73,13 +76,13 @@ async def still_live(database: Database) -> list[StillLive]:
 async def resume_stopped(database: Database, leadership: Leadership) -> int:
     """Put back in the queue what a stopped server had paused; returns how many."""
     async with database.read() as connection:
-        paused = await jobs.in_status(connection, {Status.PAUSED})
-    stopped = [job for job in paused if job.reason == REASON]
-    for job in stopped:
+        statement = select(Job.id).where(Job.status == Status.PAUSED, Job.reason == REASON)
+        stopped = (await connection.execute(statement)).scalars().all()
+    for job_id in stopped:
         async with leadership.write() as tx:
             await jobs.transition(
                 tx,
-                job.id,
+                job_id,
                 Status.QUEUED,
                 actor="controller",
                 reason="resumed",

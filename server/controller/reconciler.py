@@ -43,7 +43,6 @@ class Memory:
     unknown_since: dict[AttemptId, datetime] = field(default_factory=dict)
     signed_at: datetime | None = None  # when signs of life were last written
     nodes: tuple[Node, ...] | None = None  # as last written
-    began: bool = False  # this leadership's first look is done
 
 
 class Reconciler:
@@ -116,7 +115,8 @@ class Reconciler:
         if not await self.leadership.acquire():
             self._memory = Memory()
             return False
-        await self._begin()
+        if not self.draining:
+            await resume_stopped(self._database, self.leadership)
         snapshot, loaded = await self._look()
         await self._note(snapshot.cluster, loaded)
         for command in plan(snapshot, self._clock()):
@@ -196,12 +196,6 @@ class Reconciler:
             raise
         except Exception:  # a store that is away must not stop the loop
             log.exception("controller.storekeeping_failed")
-
-    async def _begin(self) -> None:
-        """Once, after taking the lead: what a stopped server paused goes on."""
-        if not self._memory.began:
-            await resume_stopped(self._database, self.leadership)
-            self._memory.began = True
 
     def _in_haste(self, snapshot: Snapshot) -> bool:
         busy = (AttemptStatus.STARTING, AttemptStatus.STOPPING)

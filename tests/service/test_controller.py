@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from server import lifespan
 from server.controller.actions import Start
 from server.controller.cluster import LaunchFailed, NoCapacity
 from server.states import Action, AttemptStatus, Desired, Status
@@ -446,8 +447,6 @@ async def test_a_released_attempt_is_never_rewritten(world: World) -> None:
 @in_world()
 async def test_a_stopped_server_pauses_its_jobs_and_the_next_one_resumes_exactly_these(world: World) -> None:
     """What a person had paused stays paused."""
-    from server import lifespan
-
     running, mine = await world.submit("running", steps=400), await world.submit("mine", steps=400)
     await world.until_step(running, 3)
     await world.until_step(mine, 3)
@@ -467,10 +466,20 @@ async def test_a_stopped_server_pauses_its_jobs_and_the_next_one_resumes_exactly
 
 
 @in_world()
+async def test_a_server_killed_while_it_stops_its_jobs_still_resumes_them(world: World) -> None:
+    """A second Ctrl-C: the pause goes through under the next server, and is taken back there."""
+    job = await world.submit(steps=400)
+    await world.until_step(job, 3)
+    await lifespan.pause_live(world.database, world.controller.leadership)
+    world.restart()
+    await world.until_status(job, Status.RUNNING)
+    assert (await world.attempt(job)).number == 2
+    assert "job.paused" in await world.actions(job)
+
+
+@in_world()
 async def test_a_person_who_cancels_while_the_server_stops_wins(world: World) -> None:
     """Cancel is more severe than the pause of the server."""
-    from server import lifespan
-
     world.cluster.faults = [Fault("deaf")]
     job = await world.submit(steps=10_000, stop_grace_seconds=2.0)
     await world.until_step(job, 3)
