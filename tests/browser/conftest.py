@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 from server.cli.client import Client, Json, find_server
 from server.cli.errors import CommandError
@@ -94,9 +94,10 @@ def start_service(folder: Path, environment: dict[str, str]) -> Service:
 
 def ready_client(folder: Path) -> Client | None:
     """A client of the server on this folder, once it says that it is ready."""
-    if not (folder / "port").exists():
+    try:
+        client = Client(find_server(None, None, folder))
+    except CommandError:  # no port is written yet
         return None
-    client = Client(find_server(None, None, folder))
     try:
         client.get("/readyz")
     except CommandError:
@@ -126,10 +127,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     stop_service(running)
 
 
-@pytest.fixture
-def quiet_service(tmp_path: Path) -> Iterator[Service]:
-    """A service with simulated ranks and no jobs: for what the page does, not what a job does."""
-    running = start_service(tmp_path, {"SHARDYARD_FAKE_CLUSTER": "true"})
+@pytest.fixture(scope="module")
+def quiet_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with simulated ranks, empty at first: for what the page does, not what a job does."""
+    running = start_service(tmp_path_factory.mktemp("quiet"), {"SHARDYARD_FAKE_CLUSTER": "true"})
     yield running
     stop_service(running)
 
@@ -175,6 +176,13 @@ def open_page(context: BrowserContext, service: Service, watch: Watch) -> Page:
     page.goto(service.login_link)
     page.get_by_role("heading", level=1).wait_for()
     return page
+
+
+def settled(page: Page, path: str) -> None:
+    """Open a page and wait until its skeletons are gone."""
+    page.goto(path)
+    page.get_by_role("heading", level=1).wait_for()
+    expect(page.locator(".bone")).to_have_count(0)
 
 
 @pytest.fixture

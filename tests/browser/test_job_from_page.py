@@ -47,8 +47,8 @@ def test_a_job_cancelled_and_resumed_from_the_page_ends_with_the_bits_of_an_undi
 
     page.get_by_role("button", name="Resume…").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Ranks").fill("1")
-    dialog.get_by_label("Stage").select_option("3")
+    dialog.get_by_label("Ranks", exact=True).fill("1")
+    dialog.get_by_label("Stage", exact=True).select_option("3")
     dialog.get_by_role("button", name="Resume job").click()
     expect(state).to_have_text("succeeded", timeout=AT_REST_MS)
     expect(page.get_by_test_id("digest")).to_have_text(expected)

@@ -10,7 +10,7 @@ from specs import digits
 
 
 def test_an_empty_list_shows_the_first_command(quiet_page: Page) -> None:
-    """A new user sees what to type, not an empty table."""
+    """A new user sees what to type, not an empty table. (First in this file: nothing was submitted yet.)"""
     expect(quiet_page.get_by_role("heading", name="No jobs yet")).to_be_visible()
     expect(quiet_page.locator(".command code").first).to_contain_text("shardyard submit")
     expect(quiet_page.get_by_role("link", name="Write a job spec")).to_be_visible()
@@ -29,7 +29,7 @@ def test_filter_search_and_columns_live_in_the_address(quiet_page: Page, quiet_s
     page.get_by_role("button", name=re.compile("^Name")).click()
     expect(page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", re.compile("cending$"))
     page.locator(".column-picker summary").click()
-    page.get_by_label("Curve").uncheck()
+    page.get_by_role("checkbox", name="Curve").uncheck()
     expect(page.get_by_role("columnheader", name="Curve")).to_have_count(0)
     order = page.locator(".job-name").all_inner_texts()
     page.get_by_role("link", name="alpha one").click()
@@ -52,7 +52,8 @@ def test_cancelling_many_asks_once_naming_each_and_reports_each(quiet_page: Page
     expect(dialog).to_contain_text("one of two")
     dialog.get_by_role("button", name="Cancel 2 jobs").click()
     expect(page.get_by_text("2 of 2 jobs are being cancelled.")).to_be_visible()
-    expect(page.locator(".jobs-row .state[data-status=cancelled]")).to_have_count(2, timeout=60_000)
+    cancelled = page.locator(".jobs-row", has_text="of two").locator(".state[data-status=cancelled]")
+    expect(cancelled).to_have_count(2, timeout=60_000)
     assert all(quiet_service.job(job_id)["status"] == "cancelled" for job_id in ids)
 
 
@@ -61,9 +62,9 @@ def test_a_browser_without_the_cookie_is_asked_who_it_is(quiet_page: Page, quiet
     page = quiet_page
     page.context.clear_cookies()
     page.goto(f"{quiet_service.url}/cluster")
-    page.get_by_label("Token").fill("not the token")
+    page.get_by_label("Token", exact=True).fill("not the token")
     page.get_by_role("button", name="Enter").click()
     expect(page.get_by_role("alert")).to_be_visible()
-    page.get_by_label("Token").fill(quiet_service.client.address.token)
+    page.get_by_label("Token", exact=True).fill(quiet_service.client.address.token)
     page.get_by_role("button", name="Enter").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Cluster")

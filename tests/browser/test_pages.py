@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Json, Service
+from conftest import Json, Service, settled
 from playwright.sync_api import Page, ViewportSize, expect
 from specs import OWN_MODEL, digits, own_model
 
@@ -34,13 +34,6 @@ def paths(service: Service) -> list[str]:
     service.wait(waiting, lambda job: job["status"] == "queued" and job["reason"]["code"] == "no_capacity")
     views = [f"/jobs/{done}?view={view}" for view in VIEWS]
     return ["/", *views, f"/jobs/{failed}", f"/jobs/{waiting}", "/new", "/cluster"]
-
-
-def settled(page: Page, path: str) -> None:
-    """Open a page and wait until its skeletons are gone."""
-    page.goto(path)
-    page.get_by_role("heading", level=1).wait_for()
-    expect(page.locator(".bone")).to_have_count(0)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

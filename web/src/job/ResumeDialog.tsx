@@ -50,7 +50,7 @@ export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Pro
     <Confirm title={`Resume “${job.name}”`} verb="Resume job" busy={resume.isPending} error={resume.isError ? messageOf(resume.error) : null} onConfirm={() => resume.mutate()} onClose={onClose}>
       <label className="field">
         <span>From</span>
-        <select className="select" value={from} onChange={(event) => setFrom(event.target.value)}>
+        <select className="select" aria-label="From" value={from} onChange={(event) => setFrom(event.target.value)}>
           <option value="">{usable.length > 0 ? "the newest verified checkpoint" : "the beginning: no checkpoint yet"}</option>
           {usable.map((each) => <option key={each.id} value={each.id}>step {each.step} (attempt {each.attempt}, {each.ranks} × stage {each.stage})</option>)}
         </select>
@@ -58,18 +58,18 @@ export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Pro
       <div className="field-row">
         <label className="field">
           <span>Ranks</span>
-          <input className="input" type="number" min={1} max={job.micro_batches} required value={ranks} onChange={(event) => setRanks(event.target.value)} />
+          <input className="input" aria-label="Ranks" type="number" min={1} max={job.micro_batches} required value={ranks} onChange={(event) => setRanks(event.target.value)} />
         </label>
         <label className="field">
           <span>Stage</span>
-          <select className="select" value={stage} onChange={(event) => setStage(event.target.value as Stage)}>
+          <select className="select" aria-label="Stage" value={stage} onChange={(event) => setStage(event.target.value as Stage)}>
             <option value="same">as before ({job.stage ?? "auto"})</option>
             {["0", "1", "2", "3"].map((each) => <option key={each} value={each}>{each}</option>)}
           </select>
         </label>
         <label className="field">
           <span>Steps in all</span>
-          <input className="input" type="number" min={1} required value={steps} onChange={(event) => setSteps(event.target.value)} />
+          <input className="input" aria-label="Steps in all" type="number" min={1} required value={steps} onChange={(event) => setSteps(event.target.value)} />
         </label>
       </div>
       <p className="quiet">From 1 to {formatCount(job.micro_batches)} ranks and at every stage the parameters come out the same, bit for bit.</p>

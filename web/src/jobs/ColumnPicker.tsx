@@ -7,7 +7,15 @@ interface Props {
 
 export function ColumnPicker({ columns, onToggle }: Props) {
   return (
-    <details className="column-picker">
+    <details
+      className="column-picker"
+      onBlur={(event) => {
+        if (!event.currentTarget.contains(event.relatedTarget)) event.currentTarget.open = false;
+      }}
+      onKeyDown={(event) => {
+        if (event.key === "Escape") event.currentTarget.open = false;
+      }}
+    >
       <summary aria-label="Choose columns" title="Choose columns">
         <svg width="14" height="14" viewBox="0 0 14 14" aria-hidden="true"><path d="M1 1.5h3v11H1Zm4.5 0h3v11h-3Zm4.5 0h3v11h-3Z" fill="none" stroke="currentColor" strokeWidth="1.2" /></svg>
       </summary>
