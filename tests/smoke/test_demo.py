@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.smoke.conftest import digits_spec, processes_naming
+from tests.running_service import processes_naming
+from tests.smoke.conftest import digits_spec
 
 
 def demo(root: Path, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:

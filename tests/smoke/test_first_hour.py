@@ -7,7 +7,8 @@ import struct
 import subprocess
 from pathlib import Path
 
-from tests.smoke.conftest import SHARDYARD, Service, digits_spec, interrupt, processes_naming, start
+from tests.running_service import SHARDYARD, Service, interrupt, processes_naming, start
+from tests.smoke.conftest import digits_spec
 
 
 def write(path: Path, text: str) -> str:

@@ -1,0 +1,136 @@
+"""A service started as a user starts it, by the console script on a data folder; smoke and browser tests use it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from server.cli.client import Client, Json, find_server
+from server.cli.errors import CommandError
+from server.cli.follow import is_at_rest
+from server.cli.spec_file import as_body
+from workers.spec import load_spec
+
+SHARDYARD = str(Path(sys.executable).with_name("shardyard"))
+START_SECONDS = 90.0
+STOP_SECONDS = 60.0
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass
+class Service:
+    """A running `shardyard serve`."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+    client: Client
+
+    def submit(self, spec: str) -> str:
+        """Submit a spec; the job's id."""
+        return str(self.client.post("/v1/jobs", as_body(load_spec(spec)))["id"])
+
+    def job(self, job_id: str) -> Json:
+        """The job now."""
+        view: Json = self.client.get(f"/v1/jobs/{job_id}")
+        return view
+
+    def wait(self, job_id: str, done: Callable[[Json], bool] = is_at_rest) -> Json:
+        """The job once `done` holds; a job that ended without it fails the test with its reason."""
+        for _ in self.client.changes(job_id, at_least_every_seconds=1.0):
+            job = self.job(job_id)
+            if done(job):
+                return job
+            if is_at_rest(job):
+                pytest.fail(f"the job {job['status']}: {job['reason']}\n{job.get('error')}\n{self.log_tail()}")
+        raise AssertionError("changes() never ends")
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command against this service, stdout piped."""
+        command = [SHARDYARD, *words, "--data-dir", str(self.folder)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    def log_tail(self) -> str:
+        """The end of what the server said."""
+        return (self.folder / "serve.out").read_text(errors="replace")[-3000:]
+
+
+def start(folder: Path, environment: Mapping[str, str] = NOTHING) -> Service:
+    """Start a service in and on a folder, with these variables too, and wait until it is ready."""
+    (folder / "port").unlink(missing_ok=True)
+    with (folder / "serve.out").open("ab") as output:
+        process = subprocess.Popen(
+            [SHARDYARD, "serve", "--data-dir", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+    return Service(folder, process, _ready(folder, process))
+
+
+def _ready(folder: Path, process: subprocess.Popen[bytes]) -> Client:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            process.wait(0.05)
+            pytest.fail(f"serve ended: {(folder / 'serve.out').read_text(errors='replace')[-3000:]}")
+        except subprocess.TimeoutExpired:
+            client = _try_connect(folder)
+            if client is not None:
+                return client
+    pytest.fail(f"serve was not ready in time: {(folder / 'serve.out').read_text(errors='replace')[-3000:]}")
+
+
+def _try_connect(folder: Path) -> Client | None:
+    if not (folder / "port").exists():
+        return None
+    client = Client(find_server(None, None, folder))
+    try:
+        client.get("/readyz")
+        return client
+    except CommandError:
+        client.close()
+        return None
+
+
+def stop(service: Service) -> None:
+    """Ctrl-C, then `shardyard stop` for whatever is left."""
+    try:
+        interrupt(service)
+    finally:
+        command = [SHARDYARD, "stop", "--data-dir", str(service.folder)]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        service.process.kill()
+
+
+def interrupt(service: Service) -> int:
+    """Ctrl-C; the exit code."""
+    service.client.close()
+    service.process.send_signal(signal.SIGINT)
+    return service.process.wait(STOP_SECONDS)
+
+
+def processes_naming(folder: Path) -> list[str]:
+    """Living processes whose command line or first environment names the folder."""
+    needle = os.fsencode(folder)
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # it ended meanwhile, or it is somebody else's
+            continue
+        if needle in words and state not in "ZX" and int(entry.name) != os.getpid():
+            found.append(f"{entry.name} {(entry / 'cmdline').read_bytes()!r}"[:200])
+    return found
