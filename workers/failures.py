@@ -34,13 +34,14 @@ _COLLECTIVES = ("/torch/distributed/", "/zero_engine/comm")  # where a RuntimeEr
 
 def code_of(error: BaseException) -> str | None:
     """The stable code of an exception, by its type; None for the user's own."""
-    for kind in type(error).__mro__:
-        code = _CODES.get(f"{kind.__module__}.{kind.__qualname__}")
-        if code is not None:
+    kinds = type(error).__mro__
+    known = (_CODES.get(f"{kind.__module__}.{kind.__qualname__}") for kind in kinds)
+    ours = (
+        kind.__dict__.get("code") for kind in kinds if kind.__module__.partition(".")[0] in ("workers", "zero_engine")
+    )
+    for code in (*known, *ours):
+        if isinstance(code, str):
             return code
-        own = kind.__dict__.get("code")
-        if isinstance(own, str) and kind.__module__.partition(".")[0] in ("workers", "zero_engine"):
-            return own
     return "peer_lost" if type(error) is RuntimeError and _raised_in_collective(error) else None
 
 

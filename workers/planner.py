@@ -220,7 +220,7 @@ def _stage(plan: Plan, first: Plan, config: ZeroConfig, room: float | None, link
 
 
 def paper_traffic_bytes(plan: Plan, precision: str) -> int:
-    """Bytes a rank sends per step for gradients and parameters: twice P, at stage 3 three times (arXiv 1910.02054, 7)."""
+    """Bytes a rank sends a step for gradients and parameters: 2 P, at stage 3 three times P (arXiv 1910.02054, 7)."""
     volumes, item_bytes = (3 if plan.stage == 3 else 2), (4 if precision == "fp32" else 2)
     return round(volumes * item_bytes * plan.padded_parameters * (plan.ranks - 1) / plan.ranks)
 

@@ -25,8 +25,9 @@ def gpt_parameters(model: GptModel, vocabulary: int) -> list[ParameterSpec]:
         _parameter("wpe.weight", (model.context, width)),
     ]
     for layer in range(model.layers):
-        unit = f"h.{layer}"
-        found += [_parameter(f"{unit}.{name}", shape, unit) for name, shape in _block(width)]
+        name = f"h.{layer}"
+        unit = name if model.layers > 1 else ""  # the engine takes a list of one for no list
+        found += [_parameter(f"{name}.{part}", shape, unit) for part, shape in _block(width)]
     found += [_parameter("ln_f.weight", (width,)), _parameter("ln_f.bias", (width,))]
     return found if model.tied else [*found, _parameter(head, (vocabulary, width))]
 

@@ -1,0 +1,111 @@
+"""The plan of a spec: the engine's numbers, the paper's beside them, and the stage to take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from workers.planner import NeedsModel, Where, plan_columns, plan_spec, resolve_stage
+from workers.spec import JobSpec, load_spec
+
+GPT = (
+    "name: x\nmodel: {kind: gpt, layers: 2, hidden: 64, heads: 2, context: 32}\ndata: {kind: text}\ntrain: {steps: 3}\n"
+)
+USER = "name: x\nmodel: {kind: python, entry: 'm:b', path: /x}\ndata: {kind: text}\ntrain: {steps: 3}\n"
+
+
+def spec(**zero: object) -> JobSpec:
+    return load_spec(GPT + (f"zero: {{stage: {zero['stage']}}}\n" if zero else ""))
+
+
+def test_memory_and_traffic_near_the_papers_at_one_micro_batch_per_rank() -> None:
+    """Property: at V = N, fp32, stages 1 to 3 save what the paper says, and traffic is 2 or 3 times the parameters."""
+    plan = plan_spec(
+        load_spec(GPT.replace("steps: 3", "steps: 3, micro_batch: 4, global_batch: 16, chunk: 1")), ranks=4
+    )
+    assert plan.micro_batches == plan.ranks == 4
+    zero, one, two, three = plan.stages
+    assert zero.total_traffic_bytes == pytest.approx(zero.paper_traffic_bytes, rel=0.02)
+    assert one.total_traffic_bytes == pytest.approx(one.paper_traffic_bytes, rel=0.02)
+    assert two.total_traffic_bytes == pytest.approx(two.paper_traffic_bytes, rel=0.02)
+    assert three.total_traffic_bytes <= 1.02 * three.paper_traffic_bytes
+    assert [stage.paper_bytes for stage in plan.stages] == [
+        round(plan.parameters * per) for per in (16, 8 + 8 / 4, 4 + 12 / 4, 16 / 4)
+    ]
+    assert zero.saving == 0 < one.saving
+    assert all(sum(stage.memory.values()) == stage.total_bytes for stage in plan.stages)
+    assert all(sum(stage.traffic.values()) == stage.total_traffic_bytes for stage in plan.stages)
+
+
+def test_one_rank_sends_nothing() -> None:
+    """Property: no traffic at any stage."""
+    assert [stage.total_traffic_bytes for stage in plan_spec(spec(), ranks=1).stages] == [0, 0, 0, 0]
+
+
+def test_more_ranks_than_micro_batches_are_planned_and_marked() -> None:
+    """Property: such a column has V = N and names the global batch that it needs; the others carry no mark."""
+    columns = plan_columns(spec(), [1, 2, 4, 8, 64])
+    assert [column.note for column in columns] == [None, None, None, "needs global_batch 32", "needs global_batch 256"]
+    assert [column.micro_batches for column in columns] == [4, 4, 4, 8, 64]
+    assert [column.chunk for column in columns] == [2, 2, 2, 1, 1]
+
+
+def test_ranks_that_do_not_divide_the_micro_batches_idle() -> None:
+    """Property: four micro-batches in chunks of one on three ranks: two rounds for one and a third rounds of work."""
+    plan = plan_spec(load_spec(GPT.replace("steps: 3", "steps: 3, chunk: 1")), ranks=3)
+    assert plan.idle_share == pytest.approx(1 - 4 / 6)
+
+
+def test_the_link_turns_bytes_into_seconds() -> None:
+    """Property: bytes of the busiest rank times 8 over the speed."""
+    stage = plan_spec(spec(), Where(link_gbps=10)).stages[1]
+    assert stage.communication_seconds == pytest.approx(stage.total_traffic_bytes * 8 / 10e9)
+    assert plan_spec(spec()).stages[1].communication_seconds is None
+
+
+def test_auto_takes_the_least_traffic_that_fits_then_the_fewest_bytes() -> None:
+    """Property: with room for all, no other stage sends less; with less, one that fits; else it says so."""
+    roomy = plan_spec(spec(), Where(device_memory_bytes=1 << 40), ranks=4)
+    sends = [stage.total_traffic_bytes for stage in roomy.stages]
+    assert roomy.fits and sends[roomy.advised_stage] == min(sends)
+    rivals = [stage for stage in roomy.stages if stage.total_traffic_bytes == min(sends)]
+    assert roomy.stages[roomy.advised_stage].total_bytes == min(stage.total_bytes for stage in rivals)
+    assert roomy.activation_bytes is not None
+    least = min(roomy.stages, key=lambda stage: stage.total_bytes)
+    room = (least.total_bytes + roomy.activation_bytes) / 0.9
+    tight = plan_spec(spec(), Where(device_memory_bytes=int(room) + 1), ranks=4)
+    assert tight.fits and tight.advised_stage == least.stage
+    assert [stage.fits for stage in tight.stages] == [stage == least for stage in roomy.stages]
+    hopeless = plan_spec(spec(), Where(device_memory_bytes=1000), ranks=4)
+    assert not hopeless.fits and "No stage fits" in hopeless.advice
+
+
+def test_resolving_a_stage_gives_the_advised_one() -> None:
+    """Property: auto becomes the advice, a number stays, a user's model gets a stage that never sends more."""
+    where = Where(device_memory_bytes=1 << 40)
+    assert resolve_stage(spec(), where).zero.stage == plan_spec(spec(), where).advised_stage
+    assert resolve_stage(spec(stage=3), where).zero.stage == 3
+    assert resolve_stage(load_spec(USER), where).zero.stage == 1
+    with pytest.raises(NeedsModel):
+        plan_spec(load_spec(USER))
+
+
+def test_a_plan_for_many_ranks_and_layers_is_quick_and_small() -> None:
+    """Property: the work grows with ranks plus layers, not with their product squared (in CPU seconds)."""
+    import time
+
+    large = GPT.replace("layers: 2, hidden: 64", "layers: 96, hidden: 12288").replace("heads: 2", "heads: 96")
+    before = time.process_time()
+    plan = plan_spec(load_spec(large), Where(device="cuda", one_node=False), ranks=64)
+    assert plan.parameters > 170e9 and time.process_time() - before < 60
+
+
+def test_planning_loads_no_torch() -> None:
+    """Property: the server can plan."""
+    program = (
+        "import sys; from workers.spec import load_spec; from workers.planner import plan_spec;"
+        f"plan_spec(load_spec({GPT!r})); print('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
