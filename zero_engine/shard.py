@@ -73,6 +73,9 @@ class Refusal:
     ticket: str
 
 
+WORDLESS = Refusal("No space left even to say why", "")
+
+
 def shard_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
@@ -157,16 +160,23 @@ def put_record(store: Store, folder: str, record: Record) -> None:
 
 
 def put_refusal(store: Store, folder: str, rank: int, refusal: Refusal) -> None:
-    """Say that this rank's shard will not come."""
-    _put_sealed(store, f"{folder}/{record_file(rank)}", {"problem": refusal.problem, "ticket": refusal.ticket})
+    """Say that this rank's shard will not come. A full disk often takes an empty file: that says the least."""
+    key = f"{folder}/{record_file(rank)}"
+    try:
+        _put_sealed(store, key, {"problem": refusal.problem, "ticket": refusal.ticket})
+    except StoreError:
+        store.put(key, b"")
 
 
 def get_record(store: Store, folder: str, rank: int) -> Record | Refusal | None:
     """What a rank said, None while it said nothing."""
     try:
-        _, body = decode_sealed(store.get(f"{folder}/{record_file(rank)}"))
+        data = store.get(f"{folder}/{record_file(rank)}")
     except NotFound:
         return None
+    if not data:
+        return WORDLESS
+    _, body = decode_sealed(data)
     if "problem" in body:
         return Refusal(body["problem"], body["ticket"])
     return Record(Shard.from_json(body["shard"]), int(body["digest_part"], 16), body["ticket"])
@@ -221,7 +231,7 @@ def _new_records(store: Store, folder: str, missing: Sequence[int], ticket: str)
     arrived: dict[int, Record] = {}
     for rank in missing:
         said = get_record(store, folder, rank)
-        if said is None or said.ticket != ticket:
+        if said is None or (said.ticket != ticket and said is not WORDLESS):
             continue
         if isinstance(said, Refusal):
             raise CheckpointError(f"{folder}: rank {rank} could not save its shard: {said.problem}")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zero_engine.store import Bytes, FileCalls, LocalStore
+from zero_engine.store import FileCalls, LocalStore, Writer
 
 
 @dataclass
 class KilledAt(FileCalls):
-    """Lets `allowed` calls that change the disk pass, then kill -9 before the next."""
+    """Lets `allowed` calls that change the disk pass, then kill -9 before the next. Spares the process that made it."""
 
     allowed: int
+    maker: int = field(default_factory=os.getpid)
 
     def _count(self) -> None:
+        if os.getpid() == self.maker:
+            return
         self.allowed -= 1
         if self.allowed < 0:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -69,7 +73,6 @@ class Denied(FileCalls):
         raise OSError(30, "Read-only file system")
 
 
-@dataclass
 class Counting(LocalStore):
     """Counts the bytes that are read."""
 
@@ -83,7 +86,6 @@ class Counting(LocalStore):
         self.bytes_read[name] = self.bytes_read.get(name, 0) + len(buffer)
 
 
-@dataclass
 class Vanishing(LocalStore):
     """Another process deletes the shards while they are read."""
 
@@ -98,4 +100,18 @@ class Vanishing(LocalStore):
         super().read_into(key, offset, buffer)
 
 
-__all__ = ["Bytes", "Counting", "Denied", "FullAfter", "KilledAt", "Vanishing", "field"]
+class GatedStore(LocalStore):
+    """Shards are not begun before the gate, a file beside them, is there."""
+
+    def __init__(self, root: str, gate: str) -> None:
+        super().__init__(root)
+        self._gate = self.root / gate
+
+    def open_gate(self) -> None:
+        self.root.mkdir(exist_ok=True)
+        self._gate.touch()
+
+    def create(self, key: str) -> Writer:
+        while key.endswith(".safetensors") and not self._gate.exists():
+            time.sleep(0.005)
+        return super().create(key)

@@ -1,0 +1,281 @@
+"""Background saves: the training thread only waits for copies, and every failure is reported and survived."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.checkpoint_faults import FullAfter, GatedStore, KilledAt
+from tests.distributed.engine_cases import engine_of, reference_of, train
+from tests.distributed.rank_pool import Pool, Rank
+from zero_engine import Engine, ZeroConfig
+from zero_engine.catalog import list_checkpoints, read_manifest, verify
+from zero_engine.saver import Saver, SaveReport
+from zero_engine.store import LocalStore
+
+CONFIG = ZeroConfig(micro_batches=4, chunk=2, gradient_clipping=0.5)
+
+
+def config_of(stage: int) -> ZeroConfig:
+    return ZeroConfig(**{**vars(CONFIG), "stage": stage})
+
+
+def ended(saver: Saver) -> SaveReport:
+    """The report of the one save under way."""
+    (report,) = saver.finish()
+    return report
+
+
+def reference_digests(steps: int) -> list[str]:
+    reference, digests = reference_of(CONFIG), []
+    for _ in range(steps):
+        train(reference, 1)
+        digests.append(reference.digest())
+    return digests
+
+
+def save_every_step(rank: Rank, stage: int, store: str, steps: int) -> tuple[list[SaveReport], str, int]:
+    """Train and save in the background after each step; reports, the last digest, bytes sent for saving."""
+    engine = engine_of(rank, config_of(stage))
+    saver = engine.saver(store, fence=1)
+    reports = []
+    for step in range(1, steps + 1):
+        train(engine, 1)
+        assert saver.save(step)
+        reports += saver.poll()
+    reports += saver.finish()
+    digest, sent = engine.digest(), engine.ledger("save").total_bytes
+    engine.close()
+    return reports, digest, sent
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 0), (2, 2), (3, 1), (4, 3)])
+def test_each_background_save_holds_the_state_of_its_step(pool: Pool, tmp_path: Path, ranks: int, stage: int) -> None:
+    """Training on does not leak into the save, saving does not leak into training, and no collective is used."""
+    expected = reference_digests(4)
+    outcomes = pool.run(ranks, save_every_step, stage, str(tmp_path), 4)
+    for rank, (reports, digest, sent) in enumerate(outcomes):
+        assert [(report.step, report.problem, report.skipped) for report in reports] == [
+            (step, "", False) for step in (1, 2, 3, 4)
+        ]
+        assert digest == expected[-1] and sent == 0
+        assert all((report.manifest is not None) == (rank == 0) for report in reports)
+    store = LocalStore(tmp_path)
+    names = list_checkpoints(store)
+    assert [read_manifest(store, name.folder).digest for name in reversed(names)] == expected
+    assert all(verify(store, name.folder).ok for name in names)
+
+
+def save_with_late_copies(rank: Rank, store: str) -> tuple[str, bool, str]:
+    """The copies of step 1 begin only when the engine asks to update for step 2."""
+    engine = engine_of(rank, config_of(1))
+    saver = engine.saver(store, fence=1)
+    train(engine, 1)
+    digest = engine.digest()
+    asked = threading.Event()
+    take, hold = saver._copy.take, saver.hold
+
+    def late(state: Any) -> Any:
+        asked.wait(60)
+        return take(state)
+
+    def ask() -> None:
+        asked.set()
+        hold()
+
+    saver._copy.take, saver.hold = late, ask  # type: ignore[method-assign]
+    saver.save(1)
+    train(engine, 1)
+    report = ended(saver)
+    engine.close()
+    return digest, report.blocked_seconds > 0, report.problem
+
+
+def test_an_update_waits_for_the_copies(pool: Pool, tmp_path: Path) -> None:
+    """However late the copies are, the update does not overtake them."""
+    outcomes = pool.run(2, save_with_late_copies, str(tmp_path))
+    assert outcomes == [(outcomes[0][0], True, "")] * 2
+    store = LocalStore(tmp_path)
+    (name,) = list_checkpoints(store)
+    assert read_manifest(store, name.folder).digest == outcomes[0][0]
+
+
+def save_faster_than_the_store(rank: Rank, root: str, policy: Any) -> list[tuple[int, bool, str]]:
+    """Save 1 hangs in the store until save 2 was asked for."""
+    engine = engine_of(rank, config_of(2))
+    store = GatedStore(root, gate=f"gate-{rank.rank}")
+    saver = engine.saver(store, fence=1, policy=policy)
+    train(engine, 1)
+    saver.save(1)
+    saver.hold()
+    if policy == "skip":
+        assert not saver.save(2)
+        store.open_gate()
+    else:
+        threading.Timer(0.2, store.open_gate).start()
+        assert saver.save(2)
+    reports = saver.finish()
+    assert saver.save(3)
+    reports += saver.finish()
+    engine.close()
+    return [(report.step, report.skipped, report.problem) for report in reports]
+
+
+@pytest.mark.parametrize("policy", ["wait", "skip"])
+def test_a_save_that_is_due_too_early_waits_or_is_skipped(pool: Pool, tmp_path: Path, policy: str) -> None:
+    """The policy is followed, counted and shown; a skipped save holds nobody up."""
+    outcomes = pool.run(2, save_faster_than_the_store, str(tmp_path), policy)
+    steps = [name.step for name in reversed(list_checkpoints(LocalStore(tmp_path)))]
+    if policy == "skip":
+        assert sorted(outcomes[0]) == [(1, False, ""), (2, True, ""), (3, False, "")]
+        assert steps == [1, 3]
+    else:
+        assert outcomes[0] == [(1, False, ""), (2, False, ""), (3, False, "")]
+        assert steps == [1, 2, 3]
+
+
+def lose_the_writer(rank: Rank, root: str) -> list[tuple[int, str]]:
+    """kill -9 of rank 1's writer while it works; then another save."""
+    engine = engine_of(rank, config_of(1))
+    store = GatedStore(root, gate=f"gate-{rank.rank}")
+    saver = engine.saver(store, fence=1)
+    train(engine, 1)
+    saver.save(1)
+    saver.hold()
+    if rank.rank == 1:
+        os.kill(saver._writer.pid, signal.SIGKILL)
+    store.open_gate()
+    reports = saver.finish()
+    train(engine, 1)
+    saver.save(2)
+    reports += saver.finish()
+    engine.close()
+    return [(report.step, report.problem) for report in reports]
+
+
+def test_a_killed_writer_is_reported_and_replaced(pool: Pool, tmp_path: Path) -> None:
+    """Training goes on; rank 0 is told why the shard is missing; the next save is good."""
+    first, second = pool.run(2, lose_the_writer, str(tmp_path))
+    assert second[0][0] == 1 and "SIGKILL" in second[0][1] and second[1] == (2, "")
+    assert first[0][0] == 1 and "rank 1" in first[0][1] and "SIGKILL" in first[0][1] and first[1] == (2, "")
+    assert [name.step for name in list_checkpoints(LocalStore(tmp_path))] == [2]
+
+
+def save_until_nothing_dies(rank: Rank, root: str, victim: int) -> list[int]:
+    """Saves in which `victim`'s writer is killed before call 0, 1, 2, ... until one goes through; the steps tried."""
+    engine = engine_of(rank, config_of(2))
+    saver = engine.saver(root, fence=1)
+    train(engine, 1)
+    step, tried, done = 1, list[int](), False
+    while not done:
+        saver._store = LocalStore(root, KilledAt(step - 1)) if rank.rank == victim else LocalStore(root)
+        saver.save(step)
+        report = ended(saver)
+        assert report.problem or rank.rank != 0 or report.manifest is not None
+        tried.append(step)
+        done = not any(engine._agreement.tell(report.problem, f"step {step}"))
+        step += 1
+    engine.close()
+    return tried
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_writer_killed_at_any_call_leaves_no_half_checkpoint(pool: Pool, tmp_path: Path, victim: int) -> None:
+    """Enumerated: every open, write, sync, rename of shard, record and manifest. What is listed verifies."""
+    tried = pool.run(2, save_until_nothing_dies, str(tmp_path), victim)[0]
+    assert len(tried) > 12
+    store = LocalStore(tmp_path)
+    listed = {name.step: name.folder for name in list_checkpoints(store)}
+    assert tried[-1] in listed
+    assert all(verify(store, folder).ok for folder in listed.values())
+    assert len(listed) <= 3, "only a death after the manifest's rename leaves a checkpoint"
+
+
+def save_on_a_full_disk(rank: Rank, root: str) -> list[tuple[int, str]]:
+    engine = engine_of(rank, config_of(3))
+    saver = engine.saver(root, fence=1)
+    train(engine, 1)
+    good, full = LocalStore(root), LocalStore(root, FullAfter(2000))
+    reports = []
+    for step, store in ((1, good), (2, full if rank.rank == 1 else good), (3, good)):
+        saver._store = store
+        saver.save(step)
+        reports.append(ended(saver))
+        engine._agreement.tell("", f"after {step}")
+    engine.close()
+    return [(report.step, report.problem) for report in reports]
+
+
+def test_a_full_disk_is_an_event_and_the_next_save_is_good(pool: Pool, tmp_path: Path) -> None:
+    """The rank's own report and rank 0's name the cause; older checkpoints stay."""
+    first, second = pool.run(2, save_on_a_full_disk, str(tmp_path))
+    assert "No space" in second[1][1] and "No space" in first[1][1]
+    assert [problem for step, problem in first + second if step != 2] == [""] * 4
+    assert [name.step for name in list_checkpoints(LocalStore(tmp_path))] == [3, 1]
+
+
+def save_non_finite(rank: Rank, root: str) -> str:
+    engine = engine_of(rank, config_of(1))
+    saver = engine.saver(root, fence=1)
+    train(engine, 1)
+    if rank.rank == 1:
+        piece = engine.master.pieces[0]
+        engine.master.tensors(piece.run, piece.range)["parameter"][0] = float("nan")
+    saver.save(1)
+    problem = ended(saver).problem
+    engine.close()
+    return problem
+
+
+def test_a_state_that_is_not_finite_is_refused_in_the_background_too(pool: Pool, tmp_path: Path) -> None:
+    """The rank that holds it names the parameter; rank 0 repeats it; there is no checkpoint."""
+    for problem in pool.run(2, save_non_finite, str(tmp_path)):
+        assert "is not finite" in problem
+    assert list_checkpoints(LocalStore(tmp_path)) == ()
+
+
+def resident_kib() -> int:
+    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+
+
+def save_many_times(rank: Rank, root: str, saves: int) -> tuple[int, int, bool]:
+    """Growth after the first five saves, in KiB and descriptors; whether the writer has torch."""
+    engine = engine_of(rank, config_of(2), width=128)
+    saver = engine.saver(root, fence=1)
+    for step in range(1, saves + 1):
+        train(engine, 1)
+        saver.save(step)
+        assert ended(saver).problem == ""
+        if step == 5:
+            before = resident_kib(), len(os.listdir("/proc/self/fd"))
+    grown = resident_kib() - before[0], len(os.listdir("/proc/self/fd")) - before[1]
+    has_torch = "libtorch" in Path(f"/proc/{saver._writer.pid}/maps").read_text()
+    engine.close()
+    return *grown, has_torch
+
+
+def test_thirty_saves_leave_memory_flat(pool: Pool, tmp_path: Path) -> None:
+    """One shared copy, one writer, used again; the writer never loads torch."""
+    for grown_kib, grown_descriptors, has_torch in pool.run(2, save_many_times, str(tmp_path), 30):
+        assert grown_kib < 4096 and grown_descriptors == 0 and not has_torch
+
+
+def leave_no_process(rank: Rank, root: str) -> int:
+    engine: Engine = engine_of(rank, config_of(0))
+    saver = engine.saver(root, fence=1)
+    train(engine, 1)
+    saver.save(1)
+    engine.close()
+    return saver._writer.pid
+
+
+def test_closing_the_engine_ends_the_writer(pool: Pool, tmp_path: Path) -> None:
+    """The save under way is finished first; then no process is left."""
+    for pid in pool.run(2, leave_no_process, str(tmp_path)):
+        assert not Path(f"/proc/{pid}").exists()
+    assert len(list_checkpoints(LocalStore(tmp_path))) == 1
