@@ -144,7 +144,6 @@ class Applier:
             )
             message = sentence(command.reason, command.data)
             await self._event(tx, attempt, "attempt.ended", message, {"reason": command.reason, **command.data})
-        self.wake()
 
     async def _kill(self, command: actions.Kill) -> None:
         await asyncio.to_thread(self._cluster.kill, command.attempt_id)
@@ -154,7 +153,6 @@ class Applier:
             await attempts.set_values(tx, attempt.id, kill_at=tx.now)
             if attempt.kill_at is None:
                 await self._event(tx, attempt, "attempt.kill_sent", "Its processes were killed.")
-        self.wake()
 
     async def _finish(self, command: actions.Finish) -> None:
         if not await asyncio.to_thread(self._release, command.attempt_id):
@@ -173,7 +171,6 @@ class Applier:
                 return
             await self._event(tx, attempt, "attempt.released", "Nothing of it is left on the cluster.")
             await self._move(tx, await loading.job_facts(tx.connection, job), attempt)
-        self.wake()
 
     def _release(self, attempt_id: AttemptId) -> bool:
         """Release and see it gone."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from server.controller import actions, loading
 from server.controller.applying import Applier
@@ -32,7 +33,10 @@ from workers.contract import AttemptId
 
 log = logging.getLogger("shardyard.controller")
 HASTE_SECONDS = 0.2  # between looks while something starts or stops
+PATIENCE_SECONDS = 0.5  # of a look for what it began; what takes longer goes on by itself
 SIGN_SECONDS = 5.0  # between writes of the signs of life of ranks and nodes
+
+QUEUE = (actions.Start, actions.Explain, actions.Delete)
 
 
 @dataclass
@@ -77,6 +81,7 @@ class Reconciler:
             wake=self.wake,
         )
         self._memory = Memory()
+        self._busy: dict[str, asyncio.Task[None]] = {}  # by attempt, or kind of work
         self._wake = asyncio.Event()
         self._haste = False
         self.draining = False  # the server is stopping: nothing starts any more
@@ -106,8 +111,9 @@ class Reconciler:
             waiting.cancel()
 
     async def settle(self) -> None:
-        """Wait for the launches and deletions on their way."""
+        """Wait for everything that is under way."""
         running = self._applier.running
+        await asyncio.gather(*self._busy.values(), return_exceptions=True)
         await asyncio.gather(*running.launching.values(), *running.deleting.values(), return_exceptions=True)
 
     async def tick(self) -> bool:
@@ -119,9 +125,10 @@ class Reconciler:
             await resume_stopped(self._database, self.leadership)
         snapshot, loaded = await self._look()
         await self._note(snapshot.cluster, loaded)
-        for command in plan(snapshot, self._clock()):
-            await self._try(command)
-        await self._keep_store()
+        for key, commands in _grouped(plan(snapshot, self._clock())).items():
+            self._begin(key, self._carry_out(commands))
+        self._begin("store", self._keep_store())
+        await asyncio.wait(self._busy.values(), timeout=PATIENCE_SECONDS)
         self._haste = self._in_haste(snapshot)
         return True
 
@@ -179,27 +186,50 @@ class Reconciler:
         if signs:
             self._memory.signed_at = now
 
-    async def _try(self, command: actions.Command) -> None:
-        try:
-            await self._applier.apply(command)
-        except ClusterUnavailable as error:
-            log.warning("controller.cluster_unavailable command=%s error=%s", command, error)
-        except LeaseLost:
-            raise
-        except Exception:  # the next look plans it again
-            log.exception("controller.command_failed command=%s", command)
+    def _begin(self, key: str, work: Coroutine[Any, Any, None]) -> None:
+        """Start work, unless the same is still under way from an earlier look: then it will be planned again."""
+        if key in self._busy:
+            work.close()
+            return
+        task = asyncio.create_task(work, name=key)
+        self._busy[key] = task
+        task.add_done_callback(lambda done: self._busy.pop(key, None))
+
+    async def _carry_out(self, commands: Sequence[actions.Command]) -> None:
+        for command in commands:
+            try:
+                await self._applier.apply(command)
+            except ClusterUnavailable as error:
+                log.warning("controller.cluster_unavailable command=%s error=%s", command, error)
+                break
+            except LeaseLost:
+                log.warning("controller.lease_lost command=%s", command)
+                break
+            except Exception:  # the next look plans it again
+                log.exception("controller.command_failed command=%s", command)
+                break
+        self.wake()
 
     async def _keep_store(self) -> None:
         try:
             await self._storekeeper.retain()
         except LeaseLost:
-            raise
+            log.warning("controller.lease_lost command=retain")
         except Exception:  # a store that is away must not stop the loop
             log.exception("controller.storekeeping_failed")
 
     def _in_haste(self, snapshot: Snapshot) -> bool:
         busy = (AttemptStatus.STARTING, AttemptStatus.STOPPING)
         return bool(self._applier.running.launching) or any(a.status in busy for a in snapshot.attempts)
+
+
+def _grouped(commands: Sequence[actions.Command]) -> dict[str, list[actions.Command]]:
+    """Commands that must follow each other: those of one attempt, and all starts, in the order of the queue."""
+    groups: dict[str, list[actions.Command]] = {}
+    for command in commands:
+        key = type(command).__name__ if isinstance(command, QUEUE) else getattr(command, "attempt_id", "")
+        groups.setdefault(key, []).append(command)
+    return groups
 
 
 RankChange = tuple[AttemptId, int, dict[str, object]]
