@@ -6,25 +6,22 @@ opened and closed by who calls; the feed runs in the app's lifespan.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
-from starlette.responses import Response
 
 from server import errors
-from server.auth import Gate
+from server.auth import Gate, OriginCheck
 from server.db import Database
-from server.errors import ApiError, problem_response
 from server.feed import Feed
 from server.limits import REPORT_BYTES, BodyLimit, SafeHeaders
 from server.routes import actions, checkpoints, cluster, feed, health, job_data, jobs, pages, plans, reports, session
 from server.settings import Settings
-from server.views import Problem
 from workers.contract import ReportBatch
 from workers.spec import JobSpec
 
@@ -54,7 +51,7 @@ def create_app(
     for module in (jobs, actions, job_data, checkpoints, plans, cluster, feed, reports, session, health):
         app.include_router(module.router)
     app.include_router(pages.router_of(static))
-    app.middleware("http")(_check_origin)
+    app.add_middleware(OriginCheck, gate=app.state.gate)
     app.add_middleware(
         BodyLimit, limit_bytes=lambda path: REPORT_BYTES if path == "/v1/reports" else settings.max_body_bytes
     )
@@ -77,24 +74,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await running.close()
-
-
-async def _check_origin(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    gate: Gate = request.app.state.gate
-    try:
-        gate.check_origin(request)
-    except ApiError as error:
-        return problem_response(
-            Problem(
-                type=f"urn:shardyard:problem:{error.code}",
-                title="Forbidden",
-                status=error.status_code,
-                detail=str(error.detail),
-                code=error.code,
-                instance=request.url.path,
-            )
-        )
-    return await call_next(request)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

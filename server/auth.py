@@ -19,10 +19,12 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.db import Database
-from server.errors import ApiError
+from server.errors import ApiError, problem_of, problem_response
 from server.rows import users
 from server.rows.users import Principal
 from server.settings import Settings
@@ -104,13 +106,13 @@ class Gate:
             await users.drop_secret(tx, secret)
         self._known.pop(users.secret_hash(secret), None)
 
-    def check_origin(self, request: Request) -> None:
+    def check_origin(self, request: HTTPConnection, method: str) -> None:
         """Refuse a Host that is not ours (DNS rebinding) and a write from another site's page. Raises ApiError 403."""
         host = request.headers.get("host", "")
         if not self._is_our_host(host):
             raise ApiError(403, f"The host {host[:100]!r} is not served here.", code="host_refused")
         origin = request.headers.get("origin")
-        if origin is None or request.method in _SAFE:
+        if origin is None or method in _SAFE:
             return
         if urlsplit(origin).netloc.lower() != host.lower():
             raise ApiError(403, f"Requests from pages of {origin[:100]!r} are refused.", code="origin_refused")
@@ -125,6 +127,23 @@ class Gate:
     async def _look_up(self, secret: str) -> Principal | None:
         async with self._database.read() as connection:
             return await users.principal(connection, secret, self._database.now())
+
+
+class OriginCheck:
+    """Asks the gate about Host and Origin before any route sees the request."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self.app = app
+        self.gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self.gate.check_origin(HTTPConnection(scope), scope["method"])
+            except ApiError as error:
+                await problem_response(problem_of(error, scope["path"]))(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 def _known_hosts(settings: Settings) -> frozenset[str]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import InterfaceError, OperationalError
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException as AnyHttpException
 from starlette.responses import Response
 
 from server.states import Action, Status
@@ -97,7 +97,7 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
 
 def install(app: FastAPI) -> None:
     """Make every error of `app` a problem."""
-    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(AnyHttpException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(SpecError, _on_spec)
     app.add_exception_handler(OperationalError, _on_database)
@@ -105,7 +105,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_bug)
 
 
-def _problem(request: Request, error: HTTPException) -> Problem:
+def problem_of(error: AnyHttpException, path: str) -> Problem:
+    """What is said about an error of a request to `path`."""
     code = error.code if isinstance(error, ApiError) else _CODES.get(error.status_code, "error")
     own = error if isinstance(error, ApiError) else None
     return Problem(
@@ -114,7 +115,7 @@ def _problem(request: Request, error: HTTPException) -> Problem:
         status=error.status_code,
         detail=str(error.detail),
         code=code,
-        instance=request.url.path,
+        instance=path,
         errors=list(own.errors) if own else [],
         job_status=own.job_status if own else None,
         allowed_actions=own.allowed_actions if own else None,
@@ -122,20 +123,22 @@ def _problem(request: Request, error: HTTPException) -> Problem:
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return problem_response(_problem(request, error), error.headers)
+    assert isinstance(error, AnyHttpException)
+    if isinstance(error.__cause__, RecursionError):
+        error = ApiError(422, "The body is nested too deep.")
+    return problem_response(problem_of(error, request.url.path), error.headers)
 
 
 async def _on_spec(request: Request, error: Exception) -> Response:
     assert isinstance(error, SpecError)
-    return problem_response(_problem(request, spec_error(error)))
+    return problem_response(problem_of(spec_error(error), request.url.path))
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems = [_validation_problem(detail) for detail in error.errors()]
     detail = "; ".join(f"{p.pointer or 'body'}: {p.message}" for p in problems[:3])
-    return problem_response(_problem(request, ApiError(422, detail, errors=problems[:50])))
+    return problem_response(problem_of(ApiError(422, detail, errors=problems[:50]), request.url.path))
 
 
 def _validation_problem(detail: Mapping[str, Any]) -> FieldProblem:
@@ -152,9 +155,9 @@ def _validation_problem(detail: Mapping[str, Any]) -> FieldProblem:
 async def _on_database(request: Request, error: Exception) -> Response:
     log.error("api.database_error path=%s error=%s", request.url.path, error)
     unavailable = ApiError(503, "The database does not answer; nothing was changed. Try again.")
-    return problem_response(_problem(request, unavailable), {"Retry-After": "1"})
+    return problem_response(problem_of(unavailable, request.url.path), {"Retry-After": "1"})
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     log.error("api.internal_error method=%s path=%s", request.method, request.url.path, exc_info=error)
-    return problem_response(_problem(request, ApiError(500, "The server failed; its log says why.")))
+    return problem_response(problem_of(ApiError(500, "The server failed; its log says why."), request.url.path))

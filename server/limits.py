@@ -7,8 +7,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, problem_response
-from server.views import Problem
+from server.errors import ApiError, problem_of, problem_response
 
 REPORT_BYTES = 32 * 2**20  # a batch of 5000 records with log text
 _CSP = (
@@ -31,7 +30,8 @@ class BodyLimit:
         limit = self.limit_bytes(scope["path"])
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > limit:
-            await problem_response(_too_large(limit, scope["path"]), {"Connection": "close"})(scope, receive, send)
+            error = _too_large(limit)
+            await problem_response(problem_of(error, scope["path"]), error.headers)(scope, receive, send)
             return
         seen = 0
 
@@ -40,25 +40,14 @@ class BodyLimit:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > limit:
-                raise ApiError(413, _sentence(limit), headers={"Connection": "close"})
+                raise _too_large(limit)
             return message
 
         await self.app(scope, counted, send)
 
 
-def _sentence(limit: int) -> str:
-    return f"The body is larger than {limit:,} bytes."
-
-
-def _too_large(limit: int, path: str) -> Problem:
-    return Problem(
-        type="urn:shardyard:problem:too_large",
-        title="Content Too Large",
-        status=413,
-        detail=_sentence(limit),
-        code="too_large",
-        instance=path,
-    )
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {limit:,} bytes.", headers={"Connection": "close"})
 
 
 class SafeHeaders:
