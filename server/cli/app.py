@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from server.cli import checkpoint_commands, jobs_commands, local_commands, plan_command, service_commands
+from server.cli import checkpoint_commands, doctor_command, jobs_commands, plan_command, run_command, service_commands
 from server.cli.connection import connected
 from server.cli.errors import CommandError
 
@@ -65,19 +65,17 @@ _JOB_COMMANDS: tuple[Command, ...] = (
     checkpoint_commands.checkpoints,
     checkpoint_commands.export,
 )
-_PROGRAMS: tuple[Command, ...] = (local_commands.run, local_commands.doctor)  # they read their own arguments
-
 for command in _SERVER_COMMANDS:
     app.command(rich_help_panel=_SERVER)(command)
 for command in _JOB_COMMANDS:
     app.command(rich_help_panel=_JOBS)(connected(command))
 app.command(rich_help_panel=_HERE)(plan_command.plan)
-for command in _PROGRAMS:
-    app.command(
-        rich_help_panel=_HERE,
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )(command)
+app.command(
+    rich_help_panel=_HERE,
+    add_help_option=False,  # the program reads its own arguments
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(run_command.run)
+app.command(rich_help_panel=_HERE)(doctor_command.doctor)
 
 
 def run() -> None:
