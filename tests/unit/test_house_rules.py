@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -47,17 +48,24 @@ def tracked(*patterns: str) -> list[str]:
     return sorted({name for name in names if (ROOT / name).is_file()})
 
 
-def modules(package: str) -> Iterator[tuple[str, ast.Module]]:
-    """(path, syntax tree) of each Python file of a package."""
-    for name in tracked(f"{package}/*.py"):
-        yield name, ast.parse((ROOT / name).read_text())
-
-
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Dotted names that a file imports anywhere, those for the type checker alone left out."""
+@functools.cache
+def parsed(name: str) -> ast.Module:
+    """The syntax tree of a file, what stands there for the type checker alone left out."""
+    tree = ast.parse((ROOT / name).read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             node.body = []
+    return tree
+
+
+def modules(package: str) -> Iterator[tuple[str, ast.Module]]:
+    """(path, syntax tree) of each Python file of a package."""
+    for name in tracked(f"{package}/*.py"):
+        yield name, parsed(name)
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Dotted names that a file imports anywhere."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -177,7 +185,7 @@ def test_no_error_is_swallowed() -> None:
     faults = [
         f"{name}:{node.lineno}"
         for name in tracked("*.py")
-        for node in ast.walk(ast.parse((ROOT / name).read_text()))
+        for node in ast.walk(parsed(name))
         if isinstance(node, ast.ExceptHandler) and all(isinstance(item, ast.Pass) for item in node.body)
     ]
     assert not faults
