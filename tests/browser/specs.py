@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 from ruamel.yaml import YAML
 
@@ -22,14 +23,15 @@ def digits(name: str, steps: int = 60, ranks: int = 2, stage: int | str = 2, hid
     }
 
 
-def own_model(name: str, folder: str, steps: int = 60) -> Json:
-    """The user's model that `OWN_MODEL` writes: it prints markup and reports NaN for a while."""
-    spec = digits(name, steps)
-    return {**spec, "model": {"kind": "python", "entry": "odd_model:build", "path": folder}}
+def own_model(name: str, folder: Path, entry: str) -> Json:
+    """A user's model: `odd:build` prints markup and reports NaN at times, `wrong:build` fails in its first forward."""
+    (folder / "odd.py").write_text(ODD)
+    (folder / "wrong.py").write_text(WRONG)
+    return {**digits(name), "model": {"kind": "python", "entry": entry, "path": str(folder)}}
 
 
 # Its loss is NaN at steps 21 to 24 and 31, with finite gradients: the constant that is added has none.
-OWN_MODEL = """
+ODD = """
 import torch
 from torch import nn
 
@@ -53,6 +55,15 @@ class Odd(nn.Module):
 
 def build():
     return Odd()
+"""
+
+
+WRONG = """
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(48, 10))
 """
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 from conftest import Service
 from playwright.sync_api import Locator, Page, expect
-from specs import OWN_MODEL, digits, own_model
+from specs import digits, own_model
 
-NON_FINITE = 5  # steps of OWN_MODEL whose loss is NaN
+NON_FINITE = 5  # steps of specs.ODD whose loss is NaN
 
 
 @pytest.fixture(scope="module")
 def odd_job(service: Service) -> str:
     """A finished job whose loss was NaN at five steps."""
-    (service.folder / "odd_model.py").write_text(OWN_MODEL)
-    job_id = service.submit(own_model("odd loss", str(service.folder)))
+    job_id = service.submit(own_model("odd loss", service.folder, "odd:build"))
     service.wait(job_id, lambda job: job["status"] == "succeeded")
     return job_id
 
@@ -36,6 +35,15 @@ def drag(page: Page, box: Locator, start: float, end: float) -> None:
     page.mouse.move(area["x"] + area["width"] * (start + end) / 2, y, steps=4)
     page.mouse.move(area["x"] + area["width"] * end, y, steps=4)
     page.mouse.up()
+
+
+def edge_step(page: Page, stage: Locator, key: str) -> str:
+    """The step that a chart announces at the edge of what it shows."""
+    stage.focus()
+    page.keyboard.press(key)
+    spoken = stage.get_by_role("status")
+    expect(spoken).to_contain_text("step ")
+    return spoken.inner_text().partition(":")[0]
 
 
 def test_non_finite_losses_are_counted_and_named_never_bridged(page: Page, odd_job: str) -> None:
@@ -78,9 +86,10 @@ def test_the_zoom_stays_while_new_steps_arrive_until_somebody_follows(page: Page
     zoomed = follow.inner_text()
     label = loss.get_by_role("group")
     before = label.get_attribute("aria-label")
+    edges = [edge_step(page, label, key) for key in ("Home", "End")]
     step = service.job(job_id)["step"]
     service.wait(job_id, lambda job: job["step"] >= step + 10)
-    page.get_by_text("Loss", exact=True).first.hover()
+    assert [edge_step(page, label, key) for key in ("Home", "End")] == edges
     assert follow.inner_text() == zoomed
     follow.click()
     expect(follow).to_have_count(0)
@@ -90,9 +99,11 @@ def test_the_zoom_stays_while_new_steps_arrive_until_somebody_follows(page: Page
     expect(page.locator(".job-state .state")).to_have_text("cancelled")
 
 
-def test_memory_shows_the_plan_met_to_the_byte_and_the_papers_lines(page: Page, odd_job: str) -> None:
+def test_memory_shows_the_plan_met_to_the_byte_and_the_papers_lines(page: Page, service: Service) -> None:
     """Every planned band equals its plan; the lines of all four stages of the paper are drawn beside it."""
-    page.goto(f"/jobs/{odd_job}?view=memory")
+    job_id = service.submit(digits("measured"))
+    service.wait(job_id, lambda job: job["status"] == "succeeded")
+    page.goto(f"/jobs/{job_id}?view=memory")
     table = page.locator(".category-table")
     expect(table.get_by_role("row", name="moments")).to_contain_text("=")
     for stage in range(4):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Json, Service, settled
 from playwright.sync_api import Page, ViewportSize, expect
-from specs import OWN_MODEL, digits, own_model
+from specs import digits, own_model
 
 AXE = "web/node_modules/axe-core/axe.min.js"
 VIEWS = ("training", "memory", "checkpoints", "logs", "events", "spec")
@@ -19,9 +19,7 @@ NARROW: ViewportSize = {"width": 400, "height": 860}
 def paths(service: Service) -> list[str]:
     """Every page, over one finished job, one failed, one that waits for more slots than there are."""
     done = service.submit(digits("all the views, 全部", steps=60))
-    failing = own_model("no such folder of mine", str(service.folder / "nowhere"))
-    (service.folder / "nowhere").mkdir(exist_ok=True)
-    failed = service.submit(failing)
+    failed = service.submit(own_model("shapes that do not fit", service.folder, "wrong:build"))
     waiting = service.submit(
         {
             **digits("more ranks than slots"),
@@ -62,14 +60,14 @@ def test_every_page_fits_400_pixels(page: Page, paths: list[str]) -> None:
 
 def test_the_theme_follows_the_system_until_somebody_chooses(page: Page) -> None:
     """The choice is kept over a reload; without one the system's change is followed at once."""
-    shown = "document.documentElement.dataset.theme"
+    document = page.locator("html")
     page.emulate_media(color_scheme="dark")
-    assert page.evaluate(shown) == "dark"
+    expect(document).to_have_attribute("data-theme", "dark")
     page.emulate_media(color_scheme="light")
-    assert page.evaluate(shown) == "light"
+    expect(document).to_have_attribute("data-theme", "light")
     page.get_by_role("button", name="Use the dark theme").click()
     page.reload()
-    assert page.evaluate(shown) == "dark"
+    expect(document).to_have_attribute("data-theme", "dark")
 
 
 def test_every_control_of_a_job_is_reached_by_the_keyboard(page: Page, paths: list[str]) -> None:
@@ -87,9 +85,8 @@ def test_every_control_of_a_job_is_reached_by_the_keyboard(page: Page, paths: li
 
 def test_names_and_output_are_text_in_any_script(page: Page, service: Service) -> None:
     """Markup in a job's name or output is shown as it was written and never run."""
-    (service.folder / "odd_model.py").write_text(OWN_MODEL)
     name = "<img src=x onerror=\"document.title='hacked'\"> 训练 تدريب"
-    job_id = service.submit(own_model(name, str(service.folder)))
+    job_id = service.submit(own_model(name, service.folder, "odd:build"))
     service.wait(job_id, lambda job: job["status"] == "succeeded")
     page.goto(f"/jobs/{job_id}?view=logs")
     expect(page.get_by_role("heading", level=1)).to_have_text(name)

@@ -1,4 +1,4 @@
-"""The pictures of the docs: each page in both themes, over jobs that really ran. PICTURES=1 writes them to docs/images."""
+"""The pictures of the docs: each page in both themes, over jobs that ran. PICTURES=1 writes them to docs/images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Service, settled
 from playwright.sync_api import Page, expect
-from specs import digits
+from specs import digits, own_model
 
 WRITES = os.environ.get("PICTURES") == "1"
 STEPS = 240 if WRITES else 40
@@ -24,10 +24,7 @@ def job_id(service: Service) -> str:
     service.wait(stopped, lambda job: job["step"] > 120)
     service.client.post(f"/v1/jobs/{stopped}/cancel")
     service.wait(stopped, lambda job: job["status"] == "cancelled")
-    nowhere = service.folder / "no-model"
-    nowhere.mkdir()
-    model = {"kind": "python", "entry": "my_model:build", "path": str(nowhere)}
-    failed = service.submit({**digits("my-own-model"), "model": model})
+    failed = service.submit(own_model("my-own-model", service.folder, "wrong:build"))
     service.wait(failed, lambda job: job["status"] == "failed")
     train = {"steps": 500, "global_batch": 64, "micro_batch": 1}
     service.submit({**digits("tonight on 16 ranks"), "train": train, "resources": {"ranks": 16}})
