@@ -7,7 +7,7 @@ import re
 import threading
 import time
 
-_PATTERN = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$")
+_PATTERN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _lock = threading.Lock()
 _last_ms = 0
 _counter = 0
@@ -24,7 +24,7 @@ def new_id() -> str:
 
 def is_id(text: str) -> bool:
     """Whether `text` is one of our ids, in the one spelling that we write."""
-    return _PATTERN.match(text) is not None
+    return _PATTERN.fullmatch(text) is not None
 
 
 def _tick() -> tuple[int, int]:
