@@ -84,6 +84,7 @@ class Reconciler:
         self._busy: dict[str, asyncio.Task[None]] = {}  # by attempt, or kind of work
         self._wake = asyncio.Event()
         self._haste = False
+        self._unsettled = True  # an attempt may have ended since the last look, or this is the first
         self.draining = False  # the server is stopping: nothing starts any more
 
     def wake(self) -> None:
@@ -121,14 +122,17 @@ class Reconciler:
         if not await self.leadership.acquire():
             self._memory = Memory()
             return False
-        if not self.draining:
+        if self._unsettled and not self.draining:
             await resume_stopped(self._database, self.leadership)
         snapshot, loaded = await self._look()
         await self._note(snapshot.cluster, loaded)
         for key, commands in _grouped(plan(snapshot, self._clock())).items():
             self._begin(key, self._carry_out(commands))
-        self._begin("store", self._keep_store())
-        await asyncio.wait(self._busy.values(), timeout=PATIENCE_SECONDS)
+        if self._unsettled or snapshot.attempts:
+            self._begin("store", self._keep_store())
+        if self._busy:
+            await asyncio.wait(self._busy.values(), timeout=PATIENCE_SECONDS)
+        self._unsettled = bool(snapshot.attempts)
         self._haste = self._in_haste(snapshot)
         return True
 
