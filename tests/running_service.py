@@ -21,7 +21,7 @@ from server.cli.spec_file import as_body
 from workers.spec import load_spec
 
 SHARDYARD = str(Path(sys.executable).with_name("shardyard"))
-START_SECONDS = 90.0
+START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -34,9 +34,20 @@ class Service:
     process: subprocess.Popen[bytes]
     client: Client
 
-    def submit(self, spec: str) -> str:
-        """Submit a spec; the job's id."""
-        return str(self.client.post("/v1/jobs", as_body(load_spec(spec)))["id"])
+    @property
+    def url(self) -> str:
+        """Where the dashboard is."""
+        return self.client.address.url
+
+    @property
+    def login_link(self) -> str:
+        """The link that `serve` prints."""
+        return f"{self.url}/login?token={self.client.address.token}"
+
+    def submit(self, spec: str | Json) -> str:
+        """Submit a spec, as text or as JSON; the job's id."""
+        body = as_body(load_spec(spec)) if isinstance(spec, str) else spec
+        return str(self.client.post("/v1/jobs", body)["id"])
 
     def job(self, job_id: str) -> Json:
         """The job now."""

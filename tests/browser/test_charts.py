@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Service
 from playwright.sync_api import Locator, Page, expect
-from specs import digits, own_model
+
+from tests.browser.specs import digits, own_model
+from tests.running_service import Service
 
 NON_FINITE = 5  # steps of specs.ODD whose loss is NaN
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from conftest import Json, Service
 from playwright.sync_api import Page, expect
-from specs import as_yaml, digits
+
+from server.cli.client import Json
+from tests.browser.specs import as_yaml, digits
+from tests.running_service import Service
 
 STEPS = 800  # enough to be cancelled in, on a fast machine too
 AT_REST_MS = 180_000

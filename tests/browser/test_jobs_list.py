@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from conftest import Service
 from playwright.sync_api import Page, expect
-from specs import digits
+
+from tests.browser.specs import digits
+from tests.running_service import Service
 
 
 def test_an_empty_list_shows_the_first_command(quiet_page: Page) -> None:

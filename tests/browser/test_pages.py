@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Json, Service, settled
 from playwright.sync_api import Page, ViewportSize, expect
-from specs import digits, own_model
+
+from server.cli.client import Json
+from tests.browser.conftest import settled
+from tests.browser.specs import digits, own_model
+from tests.running_service import Service
 
 AXE = "web/node_modules/axe-core/axe.min.js"
 VIEWS = ("training", "memory", "checkpoints", "logs", "events", "spec")

@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import Service, settled
 from playwright.sync_api import Page, expect
-from specs import digits, own_model
+
+from tests.browser.conftest import settled
+from tests.browser.specs import digits, own_model
+from tests.running_service import Service
 
 WRITES = os.environ.get("PICTURES") == "1"
 STEPS = 240 if WRITES else 40
