@@ -24,6 +24,7 @@ from server.states import CAUSES, ENDED, PREVIOUS, Desired, Status
 from workers.spec import JobSpec
 
 Data = Mapping[str, Any]
+SPARKLINE_VALUES = 40
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,8 @@ async def set_tags(tx: Tx, job_id: str, tags: Collection[str]) -> None:
 
 
 def stride(steps: int) -> int:
-    """Steps per sparkline value, so that at most 40 values cover the job."""
-    return max(1, -(-steps // 40))
+    """Steps per sparkline value, so that SPARKLINE_VALUES cover the job."""
+    return max(1, -(-steps // SPARKLINE_VALUES))
 
 
 async def get(connection: AsyncConnection, job_id: str) -> JobRecord | None:

@@ -21,7 +21,7 @@ from server.db import Tx
 from server.errors import ApiError
 from server.models import Attempt, Job, RankRow, ReportSeq
 from server.rows import attempts, checkpoints, events, ledger, logs, memory, series
-from server.rows.jobs import stride
+from server.rows.jobs import SPARKLINE_VALUES, stride
 from server.rows.numbers import split
 from server.rows.series import Owner
 from server.states import LIVE
@@ -195,7 +195,8 @@ async def _summarise(tx: Tx, owner: Owner, batch: ReportBatch, job: Row[Any], *,
     """Bring the rows of rank, attempt and job up to date with a batch."""
     points = _of(batch.records, PointsRecord)
     phases, results = _of(batch.records, PhaseRecord), _of(batch.records, ResultRecord)
-    await _summarise_rank(tx, owner, points, phases, results)
+    sampled = [r.step for r in batch.records if isinstance(r, (MemoryRecord, LedgerRecord))]  # every rank has these
+    await _summarise_rank(tx, owner, [*sampled, *(p.step for p in points)], phases, results)
     await _summarise_attempt(tx, owner, points, results)
     if not newest:
         return
@@ -217,16 +218,16 @@ async def _summarise(tx: Tx, owner: Owner, batch: ReportBatch, job: Row[Any], *,
 async def _summarise_rank(
     tx: Tx,
     owner: Owner,
-    points: Sequence[PointsRecord],
+    steps: Sequence[int],
     phases: Sequence[PhaseRecord],
     results: Sequence[ResultRecord],
 ) -> None:
     values: dict[str, Any] = {"heartbeat_at": tx.now}
     if phases:
         values |= {"phase": phases[-1].phase, "phase_at": phases[-1].at}
-    steps = [*(p.step for p in points), *(r.step for r in results)]
-    if steps:
-        values["step"] = max(steps)
+    done = [*steps, *(r.step for r in results)]
+    if done:
+        values["step"] = max(done)
     if results:
         values["result"] = results[-1].model_dump(mode="json")
     of_rank = (RankRow.attempt_id == owner.attempt_id) & (RankRow.rank == owner.rank)
@@ -276,8 +277,9 @@ def sparkline(old: Sequence[float | None], steps_each: int, trained: Sequence[Po
     values = list(old)
     for point in trained:
         place = max(0, point.step - 1) // steps_each
-        values = [*values[:place], *([None] * (place - len(values))), split(point.values["loss"])[0]]
-    return values[:40]
+        if place < SPARKLINE_VALUES:
+            values = [*values[:place], *([None] * (place - len(values))), split(point.values["loss"])[0]]
+    return values
 
 
 async def _slowest_phase(tx: Tx, attempt_id: str) -> str | None:
