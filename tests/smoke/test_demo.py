@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +12,18 @@ from tests.running_service import processes_naming
 from tests.smoke.conftest import digits_spec
 
 
-def demo(root: Path, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def command(tmp_path: Path, *words: str) -> list[str]:
+    """The demo with a small job on a folder of its own."""
     spec = tmp_path / "spec.yaml"
     spec.write_text(digits_spec("demo", steps=40))
-    command = [sys.executable, "examples/demo.py", "--spec", str(spec), "--data-dir", str(tmp_path / "data"), *words]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL)
+    return [sys.executable, "examples/demo.py", "--spec", str(spec), "--data-dir", str(tmp_path / "data"), *words]
+
+
+def demo(root: Path, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run it with no terminal to its end."""
+    return subprocess.run(
+        command(tmp_path, *words), cwd=root, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL
+    )
 
 
 def test_the_demo_trains_checks_and_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
@@ -30,3 +39,31 @@ def test_a_demo_that_learned_too_little_says_so_and_fails(root: Path, tmp_path: 
     run = demo(root, tmp_path, "--least-drop", "100")
     assert run.returncode == 1 and "less than the 100.0 nats" in run.stdout, run.stdout + run.stderr
     assert processes_naming(tmp_path) == []
+
+
+def test_on_a_terminal_the_dashboard_stays_up_until_ctrl_c(root: Path, tmp_path: Path) -> None:
+    """It says where the dashboard is and how to stop it; Ctrl-C then ends everything, with 0."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(root)
+        words = command(tmp_path, "--least-drop", "0.3")
+        os.execv(words[0], words)
+    said = read_until(terminal, b"Press Ctrl-C")
+    assert b"/login?token=" in said
+    os.write(terminal, b"\x03")
+    said += read_until(terminal, None)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, said.decode(errors="replace")[-3000:]
+    assert processes_naming(tmp_path) == []
+
+
+def read_until(terminal: int, wanted: bytes | None) -> bytes:
+    """What is printed up to `wanted`, or to the end."""
+    said = b""
+    while wanted is None or wanted not in said:
+        try:
+            said += os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            assert wanted is None, said.decode(errors="replace")[-3000:]
+            return said
+    return said
