@@ -13,10 +13,15 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
+    "Adam": "optimizers",
     "AdamW": "adamw",
+    "EMA": "optimizers",
+    "ElementWise": "optimizers",
     "Engine": "engine",
     "Layout": "layout",
+    "Lion": "optimizers",
     "ParameterSpec": "layout",
+    "SGD": "optimizers",
     "StepResult": "engine",
     "ZeroConfig": "config",
     "digest_of": "digest",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -78,12 +78,34 @@ class AdamWUpdate:
         weight.addcdiv_(moments[0], denominator, value=-lr / (1 - beta1**step))
 
 
-class AdamW:
+class Grouped:
+    """Parameters by group: those that a group names, in the order given, and the others in a last group."""
+
+    def __init__(self, base: Any, groups: Sequence[Mapping[str, Any]]) -> None:
+        self._members = [_members(dict(group)) for group in groups]
+        self._groups = [*(_checked(base, dict(group)) for group in groups), base]
+
+    def groups_of(self, parameters: Mapping[str, nn.Parameter], aliases: Mapping[str, tuple[str, ...]]) -> list[int]:
+        """The group of each parameter, in the order given."""
+        return [self._group_of(name, parameter, aliases[name]) for name, parameter in parameters.items()]
+
+    def _group_of(self, name: str, parameter: nn.Parameter, aliases: tuple[str, ...]) -> int:
+        for index, belongs in enumerate(self._members):
+            if any(belongs(each, parameter) for each in (name, *aliases)):
+                return index
+        return len(self._members)
+
+    def updates(self) -> list[tuple[Update, float]]:
+        """The update and the learning rate of each group."""
+        return [(group, group.lr) for group in self._groups]
+
+
+class AdamW(Grouped):
     """AdamW with decoupled weight decay, one or several groups.
 
     `groups` is a list of dicts: "params" (parameters, name patterns such as "*.bias", or a function of (name,
-    parameter)) and any of lr, betas, eps, weight_decay. Groups keep the order given; parameters of no group follow in a
-    last one with the settings of the call itself. `engine.step(lr=[...])` takes one number per group in that order.
+    parameter)) and any of lr, betas, eps, weight_decay, fused. Groups keep the order given; parameters of no group
+    follow in a last one with the settings of the call itself. `engine.step(lr=[...])` takes one number per group.
     """
 
     moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
@@ -97,22 +119,7 @@ class AdamW:
         groups: Sequence[Mapping[str, Any]] = (),
         fused: bool = True,
     ) -> None:
-        base = AdamWUpdate(lr, (float(betas[0]), float(betas[1])), eps, weight_decay, fused)
-        self._members = [_members(dict(group)) for group in groups]
-        self._groups = [*(_checked(base, dict(group)) for group in groups), base]
-
-    def groups_of(self, parameters: Mapping[str, nn.Parameter], aliases: Mapping[str, tuple[str, ...]]) -> list[int]:
-        """The group of each parameter; those that no group names go to the last one."""
-        return [self._group_of(name, parameter, aliases[name]) for name, parameter in parameters.items()]
-
-    def _group_of(self, name: str, parameter: nn.Parameter, aliases: tuple[str, ...]) -> int:
-        for index, belongs in enumerate(self._members):
-            if any(belongs(each, parameter) for each in (name, *aliases)):
-                return index
-        return len(self._members)
-
-    def updates(self) -> list[tuple[Update, float]]:
-        return [(group, group.lr) for group in self._groups]
+        super().__init__(AdamWUpdate(lr, (float(betas[0]), float(betas[1])), eps, weight_decay, fused), groups)
 
 
 def _members(group: dict[str, Any]) -> Callable[[str, nn.Parameter], bool]:
@@ -125,9 +132,9 @@ def _members(group: dict[str, Any]) -> Callable[[str, nn.Parameter], bool]:
     return lambda name, parameter: id(parameter) in identities or any(fnmatchcase(name, each) for each in patterns)
 
 
-def _checked(base: AdamWUpdate, group: dict[str, Any]) -> AdamWUpdate:
+def _checked(base: Any, group: dict[str, Any]) -> Any:
     group.pop("params", None)
-    unknown = set(group) - {"lr", "betas", "eps", "weight_decay"}
-    if unknown:
-        raise ConfigError(f"an optimizer group has unknown keys {sorted(unknown)}; use lr, betas, eps, weight_decay")
+    known = {field.name for field in fields(base)}
+    if set(group) - known:
+        raise ConfigError(f"an optimizer group has unknown keys {sorted(set(group) - known)}; use {sorted(known)}")
     return replace(base, **group)

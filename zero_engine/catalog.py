@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from zero_engine.manifest import CheckpointError, Manifest, Shard, checksum_of, parse_folder
-from zero_engine.shard import MANIFEST, PIECE_BYTES, read_blob, read_blocks, read_range
+from zero_engine.shard import MANIFEST, read_blob, read_blocks, read_range
 from zero_engine.store import NotFound, Store
 
 TOMBSTONE = "deleted"
@@ -148,7 +148,7 @@ def _verify_shard(store: Store, folder: str, shard: Shard) -> Iterator[int]:
         raise CheckpointError(f"{shard.file} of {folder}: the checksum of its header does not match")
     yield len(header)
     for segment in shard.segments:
-        step = max(1, PIECE_BYTES // segment.block_bytes)
+        step = max(1, store.read_bytes // segment.block_bytes)
         buffer = memoryview(bytearray(step * segment.block_bytes))
         for first in range(0, segment.count, step):
             count = min(step, segment.count - first)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -29,11 +30,21 @@ from zero_engine.manifest import (
     folder_name,
     parse_folder,
 )
-from zero_engine.reshard import moves
-from zero_engine.shard import BUFFER, NamedSource, Source, publish, read_blob, read_blocks, wait_for_records
+from zero_engine.reshard import Run, moves
+from zero_engine.shard import (
+    BUFFER,
+    NamedSource,
+    Record,
+    Source,
+    publish,
+    put_record,
+    read_blob,
+    read_blocks,
+    wait_for_records,
+    write_shard,
+)
 from zero_engine.state import DTYPES, Subject, block_bytes, bytes_of, require_finite
 from zero_engine.store import Store, StoreError, as_store
-from zero_engine.writer import Order, carry_out
 
 Place = Store | str | os.PathLike[str]
 
@@ -138,11 +149,8 @@ class Checkpoints:
         subject, problem = self._subject, ""
         topic = f"save {draft.step}"
         try:
-            sources, named = _memory_of(subject)
-            part = subject.digest_part(subject.owned(), draft.scalars)
-            order = Order(store, draft.folder, subject.comm.rank, draft.ranks, topic, (), (), part, None, 0)
-            problem = carry_out(order, sources, named, give_up=lambda: False).problem
-        except CheckpointError as error:
+            _write_own(store, draft, subject, topic)
+        except (StoreError, CheckpointError) as error:
             problem = str(error)
         self._raise(problem, f"{topic}: shards")
         if subject.comm.rank == 0:
@@ -308,11 +316,27 @@ def _read_buffers(store: Store, manifest: Manifest, subject: Subject) -> None:
             buffer.copy_(torch.frombuffer(data, dtype=buffer.dtype).view(buffer.shape))
 
 
-def _memory_of(subject: Subject) -> tuple[list[Source], list[NamedSource]]:
-    """This rank's state as host memory, checked to be finite. Raises NonFiniteState."""
-    sources, named = list[Source](), list[NamedSource]()
-    for run, tensor in subject.owned():
+def _write_own(store: Store, draft: Manifest, subject: Subject, ticket: str) -> None:
+    """This rank's shard, then its record. Looking at the values overlaps with waiting for the disk."""
+    state = list(subject.owned())
+    with ThreadPoolExecutor(1) as looker:
+        looked = looker.submit(_examine, subject, state, draft)
+        sources, named = _memory_of(subject, state)
+        shard = write_shard(store, draft.folder, subject.comm.rank, sources, named)
+        put_record(store, draft.folder, Record(shard, looked.result(), ticket))
+
+
+def _examine(subject: Subject, state: Sequence[tuple[Run, Tensor]], draft: Manifest) -> int:
+    """The digest's part. Raises NonFiniteState."""
+    for run, tensor in state:
         require_finite(subject.layout, run, tensor)
+    return subject.digest_part(state, draft.scalars)
+
+
+def _memory_of(subject: Subject, state: Sequence[tuple[Run, Tensor]]) -> tuple[list[Source], list[NamedSource]]:
+    """This rank's state as host memory."""
+    sources, named = list[Source](), list[NamedSource]()
+    for run, tensor in state:
         size = block_bytes(subject.layout, tensor)
         sources.append(Source(run.kind, DTYPES[tensor.dtype], run.first, size, bytes_of(tensor.detach().cpu())))
     if subject.comm.rank == 0:

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from zero_engine.errors import DivergedError
 from zero_engine.layout import Range
 
 
@@ -51,6 +52,7 @@ class Gather:
     sources: tuple[Range, ...]  # bytes in each owner's buffer
     targets: tuple[Range, ...]  # bytes in the target
     label: str
+    checked: bool = False  # whether ranks may come here at different times: messages then say what they are about
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,19 @@ class Comm(Protocol):
 
     def close(self, error: str | None = None) -> None:
         """Give everything back; with an error, make every waiting rank fail with it."""
+
+
+def diverged(rank: int, label: str, peer: int, theirs: str) -> DivergedError:
+    """What ranks that ran different code are told."""
+    return DivergedError(
+        f"rank {rank} is at '{label}' while rank {peer} is at '{theirs}': the ranks ran different modules or calls; "
+        "make the control flow the same on all ranks"
+    )
+
+
+def reason_of(rank: int, error: str) -> str:
+    """What other ranks are told; a reason that came from another rank is passed on as it is."""
+    return error if error.startswith("rank ") else f"rank {rank} failed: {error}"
 
 
 def sent_in_exchange(request: Exchange, rank: int, item_bytes: int) -> int:

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zero_engine.comm import Buffer, Exchange, Gather, Ledger, sent_in_exchange, sent_in_gather
-from zero_engine.errors import DivergedError, PeerError
+from zero_engine.comm import Buffer, Exchange, Gather, Ledger, diverged, reason_of, sent_in_exchange, sent_in_gather
+from zero_engine.errors import PeerError
 from zero_engine.layout import Range
 
 READY, DONE, NOTE, ABORT, BUFFER = range(5)
@@ -90,11 +90,11 @@ class Sockets:
         elif kind == NOTE:
             self._notes[peer] = text
         else:
-            raise PeerError(f"rank {peer} failed: {text or self._notes.get(peer, 'no reason given')}")
+            raise PeerError(text)
 
     def _lost(self, peer: int, error: OSError | None) -> Any:
         reason = self._notes.get(peer) or (f"connection lost ({error})" if error else "its process ended")
-        raise PeerError(f"rank {peer} is gone: {reason}") from error
+        raise PeerError(f"rank {peer} failed: {reason}") from error
 
     def close(self) -> None:
         for stream in self._peers.values():
@@ -138,10 +138,7 @@ class SharedComm:
         for peer in self._others:
             sequence, theirs = self._sockets.ready(peer)
             if (sequence, theirs) != (self._sequence, label):
-                raise DivergedError(
-                    f"rank {self.rank} is at '{label}' while rank {peer} is at '{theirs}': the ranks ran different "
-                    "modules; make the control flow the same on all ranks"
-                )
+                raise diverged(self.rank, label, peer, theirs)
 
     def release(self, buffer: Buffer) -> None:
         self._sockets.send(DONE, buffer.number)
@@ -177,7 +174,7 @@ class SharedComm:
     def close(self, error: str | None = None) -> None:
         if error is not None:
             with suppress(PeerError):  # a peer that is gone already needs no telling
-                self._sockets.send(ABORT, text=error)
+                self._sockets.send(ABORT, text=reason_of(self.rank, error))
         self._sockets.close()
 
 
@@ -187,7 +184,7 @@ def connect(group: dist.ProcessGroup | None, rank: int, ranks: int) -> SharedCom
     listener.bind("\0shardyard-" + os.urandom(16).hex())
     listener.listen(ranks)
     cards: list[Any] = [None] * ranks
-    dist.all_gather_object(cards, (_place(), listener.getsockname()), group=group)
+    dist.all_gather_object(cards, (place(), listener.getsockname()), group=group)
     if len({place for place, _ in cards}) > 1:
         listener.close()
         return None
@@ -207,7 +204,7 @@ def connect(group: dist.ProcessGroup | None, rank: int, ranks: int) -> SharedCom
     return SharedComm(rank, ranks, Sockets(dict(sorted(peers.items()))))
 
 
-def _place() -> tuple[str, int, int]:
+def place() -> tuple[str, int, int]:
     """What must be equal for descriptors to travel: the kernel's boot, the network namespace, the user."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     if not (hasattr(os, "memfd_create") and boot.exists()):

@@ -13,7 +13,7 @@ import math
 import os
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from zero_engine.clip import clip_factor, norm_of
 from zero_engine.comm import LedgerReport
 from zero_engine.config import ZeroConfig
 from zero_engine.digest import counts_part, hex_of, run_part
-from zero_engine.errors import ConfigError, ModelError, NonFiniteError, UsageError
+from zero_engine.errors import ConfigError, ModelError, NonFiniteError, PeerError, UsageError
 from zero_engine.flat import layout_of
 from zero_engine.group import begin_equal, comm_between, membership_of, sum_of_all
 from zero_engine.hooks import ModuleHooks
@@ -109,9 +109,10 @@ class Engine:
         self._synchronizer = self._strategy.make_synchronizer()
         comm.reserve(self._arenas.take("other", sizes.staging), blueprint.slice)
         self._clock = PhaseClock()
-        units = [self.module.get_submodule(unit.name) for unit in self.layout.units[1:]]
+        names = [unit.name for unit in self.layout.units[1:]]
+        pieces = Pieces(blueprint, self._arenas)
         self._hooks = ModuleHooks(
-            units, self.parameters, self._strategy, self._synchronizer, Pieces(blueprint, self._arenas), self._clock
+            self.module, names, self.parameters, self._strategy, self._synchronizer, pieces, self._clock
         )
         self._cast = InputCast(self.module, getattr(torch, self.config.compute_dtype))
         self._buffers = _Buffers(self.module, self.config.buffers == "local" or self.ranks == 1)
@@ -140,10 +141,26 @@ class Engine:
             self._seed(task.index)
             self._buffers.remember()
             self._clock.enter("forward")
-            yield task.index
+            with self._watched():
+                yield task.index
             self._clock.leave()
             if self._task is not None:
                 raise UsageError(f"micro-batch {task.index} got no backward: call engine.backward(loss) for it")
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Work that this rank must not leave half done: if it does, the waiting ranks fail with the reason."""
+        try:
+            yield
+        except PeerError as error:
+            self.comm.close(str(error))
+            raise
+        except GeneratorExit:
+            self.comm.close(self._hooks.failure or "it left the loop over its micro-batches")
+            raise
+        except BaseException as error:
+            self.comm.close(self._hooks.failure or f"{type(error).__name__}: {error}")
+            raise
 
     def _tasks_of_step(self) -> Iterator[Task]:
         for round in self._blueprint.schedule.rounds:
@@ -156,11 +173,14 @@ class Engine:
         torch.manual_seed(seed % (1 << 63))
         random.seed(seed)
 
-    def backward(self, loss: Tensor, last: bool = True, weight: float | None = None) -> None:
+    def backward(
+        self, loss: Tensor, last: bool = True, weight: float | None = None, retain_graph: bool = False
+    ) -> None:
         """Add the gradient of `loss` (a scalar) to the micro-batch under way.
 
         `last=False`: more backward calls of this micro-batch follow. `weight`: what the loss is a sum over (tokens);
         the step then uses the gradient of sum(losses) / sum(weights). Without it every micro-batch weighs the same.
+        `retain_graph`: keep the graph for a further call on the same forward.
         """
         task = self._task
         if task is None:
@@ -169,11 +189,13 @@ class Engine:
             raise UsageError(f"the loss has shape {tuple(loss.shape)}; reduce it to one number")
         self._buffers.check()
         self._record(task, loss.detach(), last, weight)
-        with self._clock.phase("backward"), nullcontext() if last else self._synchronizer.no_sync():
-            self._hooks.run_backward(loss, last)
+        with self._watched():
+            with self._clock.phase("backward"), nullcontext() if last else self._synchronizer.no_sync():
+                self._hooks.run_backward(loss, last, retain_graph)
+            if last:
+                with self._clock.phase("reduce"):
+                    self._synchronizer.sync_gradients()
         if last:
-            with self._clock.phase("reduce"):
-                self._synchronizer.sync_gradients()
             self._task = None
 
     def _record(self, task: Task, loss: Tensor, last: bool, weight: float | None) -> None:
@@ -195,6 +217,13 @@ class Engine:
         lrs = self._learning_rates(lr)
         if self._tasks is None or self._task is not None or next(self._tasks, None) is not None:
             raise UsageError("step needs a backward for every number that engine.micro_batches() gives")
+        with self._watched():
+            result, problem = self._step(lrs, flag)
+        if problem and self.config.non_finite == "stop":
+            raise NonFiniteError(problem)
+        return result
+
+    def _step(self, lrs: list[float], flag: int) -> tuple[StepResult, str]:
         with self._clock.phase("reduce"):
             touched = self._synchronizer.finish()
             totals = self._strategy.reduce_grads()
@@ -212,19 +241,16 @@ class Engine:
         with self._clock.phase("gather"):
             self._strategy.gather_weights()
             self._strategy.post_step()
-        return self._finish(outcome, norm, finite)
+        return self._finish(outcome, norm, finite), "" if finite else self._blame(outcome)
 
     def _finish(self, outcome: Outcome, norm: float, finite: bool) -> StepResult:
         self.completed_steps += 1
         self._tasks = None
         self._last_ledger = self.comm.ledger.report()
         self.comm.ledger.page = "evaluation"
-        result = StepResult(
+        return StepResult(
             mean_loss(outcome), norm, not finite, outcome.flag, self._clock.take(), dict(self._last_ledger.bytes)
         )
-        if not finite and self.config.non_finite == "stop":
-            raise NonFiniteError(self._blame(outcome))
-        return result
 
     def _blame(self, outcome: Outcome) -> str:
         """Which micro-batch and parameter was not finite."""
@@ -336,11 +362,14 @@ class Engine:
         self._strategy.gather_weights()
         self._strategy.post_step()
 
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """All parameters (in the dtype the model was built with) and buffers by name, on every host; collective."""
+    def full_state_dict(self, kind: str = "parameter") -> dict[str, Tensor]:
+        """All parameters (in the dtype the model was built with) and buffers by name, on every host; collective.
+
+        `kind`: the name of an optimizer state gives that in place of the parameters, such as "ema".
+        """
         from zero_engine.full import full_state_dict
 
-        return full_state_dict(self._subject)
+        return full_state_dict(self._subject, kind)
 
     def export_safetensors(self, path: str | os.PathLike[str]) -> None:
         """Write all parameters and buffers as one safetensors file from rank 0, tied ones once; collective."""

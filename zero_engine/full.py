@@ -19,10 +19,13 @@ from zero_engine.tensorfile import Entry as FileEntry
 from zero_engine.tensorfile import encode_header
 
 
-def full_state_dict(subject: Subject) -> dict[str, Tensor]:
-    """Every parameter under all its names (tied ones share one tensor) and every buffer, on the host."""
+def full_state_dict(subject: Subject, kind: str = "parameter") -> dict[str, Tensor]:
+    """Every parameter under all its names (tied ones share one tensor) and every buffer, on the host.
+
+    `kind`: a moment's name gives that in place of the parameters that train ("ema" of `EMA`).
+    """
     found: dict[str, Tensor] = {}
-    for entry, tensor in whole_parameters(subject):
+    for entry, tensor in whole_parameters(subject, kind):
         declared = tensor.to(getattr(torch, entry.spec.dtype), copy=True)
         found |= dict.fromkeys((entry.spec.name, *entry.spec.aliases), declared)
     return found | {name: buffer.detach().cpu().clone() for name, buffer in subject.buffers().items()}
@@ -44,7 +47,7 @@ def export_safetensors(subject: Subject, path: str | os.PathLike[str]) -> None:
         raise CheckpointError(f"the export failed at {problem}")
 
 
-def whole_parameters(subject: Subject) -> Iterator[tuple[Entry, Tensor]]:
+def whole_parameters(subject: Subject, kind: str = "parameter") -> Iterator[tuple[Entry, Tensor]]:
     """Each parameter with its values on the host, in its shape: fp32 masters, frozen ones as kept. Collective.
 
     In flat order; one unit is held at a time, and a tensor is valid until the next is asked for.
@@ -57,7 +60,7 @@ def whole_parameters(subject: Subject) -> Iterator[tuple[Entry, Tensor]]:
     whole = torch.empty(max(map(sum, sizes)), dtype=torch.uint8, device=subject.device)
     for unit in layout.units:
         comm.reclaim(buffer)
-        _write_own(subject, unit.index, buffer.local)
+        _write_own(subject, unit.index, buffer.local, kind)
         comm.publish(buffer, f"whole unit {unit.index}")
         places = _back_to_back(sizes[unit.index])
         sources = tuple(Range(0, len(place)) for place in places)
@@ -80,12 +83,13 @@ def _write(subject: Subject, target: Path, parameters: Iterator[tuple[Entry, Ten
             writer.write(bytes_of(buffer.detach().cpu().contiguous()))
 
 
-def _write_own(subject: Subject, unit: int, target: Tensor) -> None:
+def _write_own(subject: Subject, unit: int, target: Tensor, kind: str) -> None:
     """This rank's pieces of a unit, one after the other."""
     position = 0
     for piece in subject.layout.pieces(subject.comm.rank, subject.comm.ranks):
         if piece.unit == unit:
-            values = subject.master.tensors(piece.run, piece.range)["parameter"]
+            tensors = subject.master.tensors(piece.run, piece.range)
+            values = tensors.get(kind, tensors["parameter"])
             size = values.numel() * values.element_size()
             target[position : position + size].view(values.dtype).copy_(values)
             position += size

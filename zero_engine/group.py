@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from zero_engine.config import ZeroConfig
 from zero_engine.digest import tensor_part
 from zero_engine.errors import ConfigError, DivergedError, UsageError
 from zero_engine.layout import Layout, Range
+from zero_engine.wire import Bell, GlooWire, NcclWire, NoWire, meeting_place
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,26 @@ def comm_between(member: Membership, device: torch.device, config: ZeroConfig) -
     if member.ranks == 1 or config.transport == "group" or device.type != "cpu":
         if config.transport == "shared" and member.ranks > 1:
             raise ConfigError(f"transport 'shared' needs CPU ranks, this one is on {device}; use 'auto'")
-        return GroupComm(member.group, member.rank, member.ranks, device)
+        return _messages(member, device)
     shared = comm_shm.connect(member.group, member.rank, member.ranks)
     if shared is None and config.transport == "shared":
         raise ConfigError("transport 'shared' needs all ranks on one machine and of one user; use 'auto'")
-    return shared or GroupComm(member.group, member.rank, member.ranks, device)
+    return shared or _messages(member, device)
+
+
+def _messages(member: Membership, device: torch.device) -> GroupComm:
+    """Messages between the ranks of a group; on loopback where all stand on one machine."""
+    if member.ranks == 1:
+        return GroupComm(NoWire(), 0, 1, device, Bell(None))
+    group: Any = dist.group.WORLD if member.group is None else member.group
+    store = meeting_place(group)
+    if device.type != "cpu":
+        return GroupComm(NcclWire(group, member.ranks), member.rank, member.ranks, device, Bell(store))
+    places: list[Any] = [None] * member.ranks
+    dist.all_gather_object(places, comm_shm.place(), group=group)
+    interface = "lo" if len(set(places)) == 1 else None
+    wire = GlooWire(store, member.rank, member.ranks, interface)
+    return GroupComm(wire, member.rank, member.ranks, device, Bell(store))
 
 
 def begin_equal(comm: Comm, layout: Layout, parameters: Sequence[nn.Parameter], broadcast: bool) -> None:

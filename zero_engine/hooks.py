@@ -5,6 +5,7 @@ One hook per trainable tensor, three per unit, and nothing else grows with the m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,8 @@ class ModuleHooks:
 
     def __init__(
         self,
-        units: Sequence[nn.Module],  # units 1, 2, ... of the layout
+        model: nn.Module,
+        unit_names: Sequence[str],  # of units 1, 2, ... of the layout
         parameters: Sequence[nn.Parameter],  # by number
         strategy: ShardingStrategy,
         synchronizer: GradientSynchronizer,
@@ -31,11 +33,16 @@ class ModuleHooks:
         clock: PhaseClock,
     ) -> None:
         self._strategy, self._synchronizer, self._clock, self._pieces = strategy, synchronizer, clock, pieces
-        self._order = BackwardOrder(len(units))
+        self._order = BackwardOrder(len(unit_names))
+        self._names = ["the model", *unit_names]
+        self.failure = ""  # the last exception that passed through a module, in words
+        self._seen: BaseException | None = None
         self._training = False  # inside a micro-batch of a step
         self._backward_unit: int | None = None  # the unit whose backward runs; None outside of backward
         self._handles: list[Any] = []
-        for number, module in enumerate(units, start=1):
+        self._handles.append(model.register_forward_hook(lambda *_: self._notice("the model"), always_call=True))
+        for number, name in enumerate(unit_names, start=1):
+            module = model.get_submodule(name)
             self._handles += [
                 module.register_forward_pre_hook(self._before_forward(number)),
                 module.register_forward_hook(self._after_forward(number), always_call=True),
@@ -50,12 +57,12 @@ class ModuleHooks:
         self._order.clear()
         self._training = True
 
-    def run_backward(self, loss: Tensor, last: bool) -> None:
+    def run_backward(self, loss: Tensor, last: bool, retain_graph: bool) -> None:
         """One backward call; after the micro-batch's last one every unit is finished."""
         self._pieces.open = self._pieces.open or not last
         self._backward_unit = 0
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         finally:
             self._backward_unit = None
         if last:
@@ -88,6 +95,7 @@ class ModuleHooks:
             if self._backward_unit == unit:
                 return
             self._strategy.after_forward(unit)
+            self._notice(self._names[unit])
             if not (self._training and torch.is_grad_enabled()):
                 return
             tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
@@ -97,6 +105,13 @@ class ModuleHooks:
                     tensor.register_hook(self._before_backward(unit, call))  # type: ignore[no-untyped-call]
 
         return hook
+
+    def _notice(self, name: str) -> None:
+        """Remember the innermost module of an exception that passes through."""
+        error = sys.exc_info()[1]
+        if error is not None and error is not self._seen:
+            self._seen = error
+            self.failure = f"{type(error).__name__}: {error} (in module '{name}')"
 
     def _before_backward(self, unit: int, call: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:

@@ -69,7 +69,9 @@ class Reference:
                 _fold(self._total, self._chunk)
                 self._chunk = {}
 
-    def backward(self, loss: Tensor, last: bool = True, weight: float | None = None) -> None:
+    def backward(
+        self, loss: Tensor, last: bool = True, weight: float | None = None, retain_graph: bool = False
+    ) -> None:
         """Gradients gather in `.grad` until the last call, then are added to the chunk."""
         index = self._index
         self._losses[index] = self._losses.get(index, 0.0) + float(loss.detach().double())
@@ -77,7 +79,7 @@ class Reference:
             self._weights[index] = self._weights.get(index, 0.0) + weight
         elif last:
             self._weights.setdefault(index, 1.0)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         if last:
             piece = {name: p.grad.float() for name, p in self._parameters.items() if p.grad is not None}
             _fold(self._chunk, piece)

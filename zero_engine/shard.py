@@ -128,7 +128,7 @@ def read_blocks(
     block_bytes = segment.block_bytes
     assert len(target) == count * block_bytes, f"{len(target)} bytes for {count} blocks of {block_bytes}"
     done = 0
-    for piece in _pieces(target, block_bytes):
+    for piece in _pieces(target, block_bytes, store.read_bytes):
         read_range(store, folder, shard, segment.offset + first * block_bytes + done, piece)
         _verify(piece, segment, first + done // block_bytes, f"{shard.file} of {folder}")
         done += len(piece)
@@ -251,8 +251,8 @@ def _verify(data: memoryview, segment: Segment, first: int, where: str) -> None:
             raise CheckpointError(f"{where}: the checksum of {segment.kind} block {block} does not match")
 
 
-def _pieces(data: memoryview, block_bytes: int) -> Iterator[memoryview]:
-    size = max(block_bytes, PIECE_BYTES // block_bytes * block_bytes)
+def _pieces(data: memoryview, block_bytes: int, piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
+    size = max(block_bytes, piece_bytes // block_bytes * block_bytes)
     for start in range(0, len(data), size):
         yield data[start : start + size]
 

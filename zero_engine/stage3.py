@@ -118,7 +118,8 @@ class ShardedParameters(ShardedGradients):
             sources.append(Range(start, start + size))
             targets.append(Range(position, position + size))
             position += size
-        return Gather(tuple(sources), tuple(targets), f"weights of {blueprint.layout.units[unit].name or 'root unit'}")
+        label = f"weights of {blueprint.layout.units[unit].name or 'the root unit'}"
+        return Gather(tuple(sources), tuple(targets), label, checked=unit > 0)
 
     def _own(self, piece: Piece) -> torch.Tensor:
         """1-D view of an own piece's compute weights."""

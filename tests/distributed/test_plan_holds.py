@@ -14,7 +14,7 @@ from zero_engine import ZeroConfig, plan_of
 
 
 class Frozen(nn.Module):
-    """A frozen embedding, a frozen bias in every block, bf16 adapters beside fp32 weights, a scalar, an empty tensor."""
+    """A frozen embedding, a frozen bias in every block, bf16 beside fp32, a scalar, an empty tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_traffic_at_one_micro_batch_per_rank_is_the_papers(pool: Pool, stage: in
         reports = pool.run(ranks, _run, "tied", ZeroConfig(stage, ranks, 1))
         padded = reports[0]["pure"][1].padded_parameters
         sent = [
-            sum(count for purpose, count in report["traffic"][0].items() if purpose.endswith(("gradients", "parameters")))
+            sum(count for key, count in report["traffic"][0].items() if key.endswith(("gradients", "parameters")))
             for report in reports
         ]
         assert sum(sent) == 2 * (ranks - 1) * padded * 4
