@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 LOOK_BYTES = 1 << 16
+STEP_KINDS = ("points", "memory", "ledger")  # only rank 0 sends points; every rank samples the others
 
 
 class SpoolProgress:
@@ -50,5 +51,5 @@ class SpoolProgress:
             return
         if record.get("kind") == "phase":
             self.phase = str(record.get("phase", ""))
-        elif record.get("kind") == "points":
+        elif record.get("kind") in STEP_KINDS:
             self.step = max(self.step, int(record.get("step", 0)))
