@@ -1,0 +1,236 @@
+"""Pages, probes, the OpenAPI document and plans: what the rest of the world reads."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server import openapi
+from server.app import create_app
+from server.controller.cluster import Node
+from server.routes import plans as plan_routes
+from server.rows import nodes
+from server.states import Action, Status
+from server.views import PlanView
+from tests.service.conftest import SPEC, Api
+from workers.planner import SpecPlan
+
+
+@pytest.fixture
+def database_url(tmp_path: Path, sqlite_template: Path) -> str:
+    """Nothing here depends on the database: SQLite alone."""
+    path = tmp_path / "pages.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def static(tmp_path: Path) -> Path:
+    """A small dashboard, there before the app is made."""
+    folder = tmp_path / "static"
+    (folder / "assets").mkdir(parents=True)
+    (folder / "index.html").write_text("<!doctype html><title>Shardyard</title>" + " " * 2000)
+    (folder / "assets" / "app-1a2b.js").write_text("console.log('x');" * 200)
+    (folder / "favicon.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    (tmp_path / "secret.txt").write_text("secret")
+    return folder
+
+
+HTML = {"Accept": "text/html,*/*"}
+
+
+async def test_every_page_is_the_dashboard_and_every_file_is_itself(static: Path, api: Api) -> None:
+    """Routes of the browser get index.html; files their type, a tag and a life span."""
+    for path in ("/", "/jobs/abc", "/new", "/cluster", "/deep/er"):
+        page = await api.nobody.get(path, headers=HTML)
+        assert page.status_code == 200 and page.text.startswith("<!doctype html>"), path
+        assert page.headers["cache-control"] == "no-cache"
+    script = await api.nobody.get("/assets/app-1a2b.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert "immutable" in script.headers["cache-control"]
+    again = await api.nobody.get("/assets/app-1a2b.js", headers={"If-None-Match": script.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_files_are_sent_compressed_to_who_takes_it(static: Path, api: Api) -> None:
+    """The same bytes after unpacking; plain for others; both say that they vary."""
+    packed = await api.nobody.get("/assets/app-1a2b.js", headers={"Accept-Encoding": "gzip"})
+    plain = await api.nobody.get("/assets/app-1a2b.js", headers={"Accept-Encoding": "identity"})
+    assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
+    assert packed.content == plain.content == (static / "assets" / "app-1a2b.js").read_bytes()
+    assert int(packed.headers["content-length"]) < len(gzip.compress(plain.content, 1))
+    assert "Accept-Encoding" in packed.headers["vary"] and "Accept-Encoding" in plain.headers["vary"]
+
+
+async def test_no_spelling_of_a_path_leaves_the_folder(static: Path, api: Api) -> None:
+    """Dots, encodings, backslashes, drive letters, absolute paths: 404, and never the secret."""
+    for path in (
+        "/../secret.txt",
+        "/%2e%2e/secret.txt",
+        "/assets/..%2f..%2fsecret.txt",
+        "/assets/..%5c..%5csecret.txt",
+        "//etc/passwd",
+        "/C:/secret.txt",
+        "/assets/%00",
+        "/index.html%00.js",
+    ):
+        answer = await api.nobody.get(path)
+        assert answer.status_code == 404 and "secret" not in answer.text.replace("secret.txt", ""), path
+
+
+async def test_an_unknown_path_of_the_api_is_never_a_page(static: Path, api: Api) -> None:
+    """A browser that types it sees the problem."""
+    for path in ("/v1/nothing", "/v1", "/healthz/x", "/assets/none.js"):
+        assert (await api.nobody.get(path, headers=HTML)).status_code in (401, 404), path
+
+
+async def test_a_server_without_a_dashboard_says_how_to_build_it(api: Api) -> None:
+    """And works otherwise."""
+    page = await api.nobody.get("/", headers=HTML)
+    assert page.status_code == 200 and "make web" in page.text
+
+
+async def test_prometheus_reads_jobs_by_status_and_slots(api: Api) -> None:
+    """Every status is there, also at zero; no name of a job is."""
+    await api.submit("a secret name")
+    async with api.database.write() as tx:
+        await nodes.replace(tx, [Node("n1", "127.0.0.1", True, "cpu", 4, 3, 2**30, 2**28)])
+    answer = await api.nobody.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    found = dict(re.findall(r"^(shardyard_\w+(?:\{[^}]*\})?) (\S+)$", answer.text, re.M))
+    assert found['shardyard_jobs{status="queued"}'] == "1.0"
+    assert {f'shardyard_jobs{{status="{s}"}}' for s in Status} <= set(found)
+    assert (found["shardyard_slots"], found["shardyard_slots_free"]) == ("4.0", "3.0")
+    assert "secret" not in answer.text
+
+
+async def test_nodes_show_what_the_controller_saw_last(api: Api) -> None:
+    """Replaced as a whole, and the feed is told only of a difference."""
+    seen = [
+        Node("n1", "127.0.0.1", True, "cpu", 4, 3, 2**30, 2**28),
+        Node("n2", "10.0.0.2", True, "cuda", 1, 1, 1, 1, ("GPU-1",)),
+    ]
+    for _ in range(2):
+        async with api.database.write() as tx:
+            await nodes.replace(tx, seen)
+    items = (await api.admin.get("/v1/nodes")).json()["items"]
+    assert [(n["id"], n["slots"], n["devices"]) for n in items] == [("n1", 4, []), ("n2", 1, ["GPU-1"])]
+
+
+# --- the document
+
+
+def test_the_committed_openapi_document_is_current(root: Path) -> None:
+    """The dashboard's types come from it: `python -m server.openapi > web/openapi.json` after every change."""
+    assert (root / "web" / "openapi.json").read_text() == openapi.text()
+
+
+async def test_the_document_is_served_with_examples_and_unique_names(api: Api) -> None:
+    """No dangling reference, every operation named once, every body with an example."""
+    document = (await api.nobody.get("/openapi.json")).json()
+    assert document["openapi"].startswith("3.1")
+    text = json.dumps(document)
+    assert set(re.findall(r'"#/components/schemas/([^"]+)"', text)) <= set(document["components"]["schemas"])
+    operations = [o for path in document["paths"].values() for o in path.values()]
+    names = [o["operationId"] for o in operations]
+    assert len(names) == len(set(names)) > 30
+    assert all(o.get("summary") and o.get("description") for o in operations)
+    submit = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]
+    assert submit["application/json"]["examples"] and submit["application/yaml"]["example"]
+
+
+async def test_the_examples_of_the_document_are_accepted(api: Api) -> None:
+    """What it shows can be sent."""
+    content = openapi.document()["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]
+    for example in content["application/json"]["examples"].values():
+        assert (await api.admin.post("/v1/jobs", json=example["value"])).status_code == 201
+    answer = await api.admin.post(
+        "/v1/jobs", content=content["application/yaml"]["example"], headers={"Content-Type": "application/yaml"}
+    )
+    assert answer.status_code == 201
+
+
+def test_the_enums_of_the_document_are_the_tables_of_the_states() -> None:
+    """The dashboard cannot know another status or action than the server."""
+    schemas = openapi.document()["components"]["schemas"]
+    assert schemas["Status"]["enum"] == [s.value for s in Status]
+    assert schemas["Action"]["enum"] == [a.value for a in Action]
+
+
+def test_two_apps_of_one_process_do_not_share_state(api: Api) -> None:
+    """Nothing of an app is global: two APIs may stand in one process."""
+    other = create_app(api.settings, api.database)
+    assert other.state.feed is not api.app.state.feed
+
+
+# --- plans
+
+
+async def test_a_plan_has_all_stages_beside_the_papers_and_advises_one(api: Api) -> None:
+    """Bytes by category and purpose at the spec's own ranks; nothing is submitted."""
+    answer = await api.admin.post("/v1/plans", json={**SPEC, "resources": {"ranks": 4}})
+    assert answer.status_code == 200, answer.text
+    plan = answer.json()
+    assert [s["stage"] for s in plan["stages"]] == [0, 1, 2, 3]
+    assert (plan["ranks"], plan["micro_batches"], plan["fits"]) == (4, 4, True)
+    for stage in plan["stages"]:
+        assert stage["total_bytes"] == sum(stage["memory"].values())
+        assert stage["total_traffic_bytes"] == sum(stage["traffic"].values())
+    assert plan["advised_stage"] in range(4) and plan["advice"]
+    assert (await api.admin.get("/v1/jobs")).json()["items"] == []
+
+
+def test_the_view_of_a_plan_has_every_field_of_the_planners() -> None:
+    """What the planner learns to say, the API says."""
+    assert set(PlanView.model_fields) == set(SpecPlan.model_fields)
+
+
+async def test_a_plan_is_for_the_smallest_device_at_hand(api: Api) -> None:
+    """A node whose slots are too small: it does not fit, and says so."""
+    async with api.database.write() as tx:
+        await nodes.replace(tx, [Node("n1", "127.0.0.1", True, "cpu", 4, 4, 4000, 1000)])
+    plan = (await api.admin.post("/v1/plans", json=SPEC)).json()
+    assert plan["device_memory_bytes"] == 1000 and not plan["fits"]
+
+
+async def test_a_users_model_is_planned_in_a_process_of_its_own(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """202 and a place to look; then the plan, or the complaint of their code."""
+    folder = api.settings.roots[0] / "code"
+    folder.mkdir()
+    (folder / "mine.py").write_text("def build(): pass\n")
+    spec = {**SPEC, "model": {"kind": "python", "entry": "mine:build", "path": str(folder)}}
+    ready = (await api.admin.post("/v1/plans", json=SPEC)).json()
+    outcomes: list[tuple[int, bytes, str]] = [
+        (0, json.dumps([ready]).encode(), ""),
+        (1, b"", "Traceback: build() returned None"),
+    ]
+
+    async def run(command: list[str], question: bytes) -> tuple[int, bytes, str]:
+        assert json.loads(question)["spec"]["model"]["entry"] == "mine:build"
+        return outcomes.pop(0)
+
+    monkeypatch.setattr(plan_routes, "_run", run)
+    results: list[dict[str, Any]] = []
+    for _ in range(2):
+        asked = await api.admin.post("/v1/plans", json=spec)
+        assert asked.status_code == 202, asked.text
+        while (found := (await api.admin.get(asked.headers["location"])).json())["status"] == "pending":
+            await asyncio.sleep(0)
+        results.append(found)
+    assert (results[0]["status"], results[0]["plan"]) == ("done", ready)
+    assert (results[1]["status"], results[1]["error"]) == ("failed", "Traceback: build() returned None")
+    submitted = await api.admin.post("/v1/jobs", json=spec)
+    assert submitted.status_code == 201 and submitted.json()["stage"] is None
+
+
+async def test_a_builder_that_never_ends_is_killed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its children, and the answer says how long it was waited for."""
+    monkeypatch.setattr(plan_routes, "BUILD_SECONDS", 0.2)
+    code, _, complaint = await plan_routes._run(["sh", "-c", "sleep 60 & wait"], b"")
+    assert code == -1 and "not built within" in complaint
