@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from obstore import WritableFile
 
 PART_BYTES = 16 * 2**20  # of a multipart upload; S3 allows 10,000 parts, so objects up to 160 GB
+READ_BYTES = 32 * 2**20  # of a read, as RANGE_BYTES at a time in parallel
+RANGE_BYTES = 8 * 2**20
 UPLOADS = 4  # parts in flight: bounds the memory of a writer to about UPLOADS * PART_BYTES
 PATIENCE = timedelta(minutes=3)  # how long a request is retried before the store counts as away
 
@@ -49,6 +51,8 @@ def open_store(url: str, patience: timedelta = PATIENCE) -> Store:
 
 class ObjectStore:
     """S3 and what speaks like it. An object appears when its upload completes; there is no rename."""
+
+    read_bytes = READ_BYTES
 
     def __init__(self, url: str, patience: timedelta = PATIENCE) -> None:
         from obstore.store import from_url
@@ -94,9 +98,13 @@ class ObjectStore:
             return
         if self.size(key) < offset + len(target):
             raise StoreError(f"{key} is truncated: it ends before byte {offset + len(target)}")
+        places = range(0, len(target), RANGE_BYTES)
+        lengths = [min(RANGE_BYTES, len(target) - place) for place in places]
+        starts = [offset + place for place in places]
         with _translated(key):
-            data = memoryview(obstore.get_range(self._store, check_key(key), start=offset, length=len(target)))
-        target[:] = data
+            parts = obstore.get_ranges(self._store, check_key(key), starts=starts, lengths=lengths, coalesce=0)
+        for place, part in zip(places, parts, strict=True):
+            target[place : place + len(part)] = memoryview(part)
 
     def size(self, key: str) -> int:
         import obstore
