@@ -1,0 +1,306 @@
+"""How fast the service is at what it is for: submit, cancel, adopt, stay small. Prints tables, writes JSON on request.
+
+    python benchmarks/submit_latency.py [--repeats 11] [--peers] [--json FILE]
+
+Starts a service of its own in a temporary folder (its own Ray head, SQLite, a free port) and measures, on 2 CPU ranks:
+    submit     from before POST /v1/jobs to the end of the first optimizer step, `mlp` on `digits`, warm node
+               (idle Ray workers had time to be filled up again), and back to back (they had not)
+    cancel     from before POST .../cancel to the status `cancelled`, which is set after the release was seen
+    adoption   kill -9 of the server: from the restarted API's first answer to the event `attempt.adopted`
+    memory     PSS by process with nothing running
+    peers      the same model under torchrun and Ray Train, from the start of the command (needs `ray[train]`)
+All times are seconds of one wall clock: everything runs on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from server.controller.ray_head import HEAD_MARK, find_head, ray_environment
+from workers.process_table import PROC, marked, proportional_bytes
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGETS = {"submit, warm": 1.0, "cancel to released": 2.0, "restart to adopted": 3.0}
+PHASES = ("decided", "started", "joining", "building", "training", "first step")
+WARM_SECONDS = 5.0  # the agent fills the idle workers up 2 s after a launch
+MiB = 2**20
+
+
+def spec(steps: int, **train: Any) -> dict[str, Any]:
+    """The measured job: two ranks, one micro-batch each."""
+    return {
+        "name": "latency",
+        "model": {"kind": "mlp"},
+        "data": {"kind": "digits"},
+        "train": {"steps": steps, "global_batch": 16, "micro_batch": 8, **train},
+        "resources": {"ranks": 2, "device": "cpu"},
+        "checkpoint": {"every": 0},
+    }
+
+
+def until(look: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """The first true value of `look`, asked every 10 ms."""
+    deadline = time.monotonic() + seconds
+    while not (value := look()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still {value!r} after {seconds} s")
+        time.sleep(0.01)
+    return value
+
+
+@dataclass
+class Service:
+    """A service of our own in a folder."""
+
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    client: httpx.Client = field(default_factory=httpx.Client)
+
+    def start(self) -> float:
+        """Start it; returns when (time.time) it first answered /healthz."""
+        (self.folder / "port").unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from server.cli import main; main()", "serve", "--data-dir", str(self.folder)],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        port = until(lambda: (self.folder / "port").exists() and (self.folder / "port").read_text().strip())
+        token = (self.folder / "token").read_text().strip()
+        self.client = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}, timeout=60
+        )
+        until(self._answers)
+        return time.time()
+
+    def _answers(self) -> bool:
+        try:
+            return self.client.get("/healthz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def wait_for_nodes(self) -> None:
+        """Until the cluster shows a node: Ray is up and connected."""
+        until(lambda: self.client.get("/v1/nodes").json().get("items"), 180.0)
+
+    def post(self, path: str, body: Any = None) -> dict[str, Any]:
+        answer = self.client.post(path, json=body if body is not None else {})
+        answer.raise_for_status()
+        return dict(answer.json())
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return dict(self.client.get(f"/v1/jobs/{job_id}").json())
+
+    def wait_status(self, job_id: str, *statuses: str) -> dict[str, Any]:
+        return dict(until(lambda: (job := self.job(job_id))["status"] in statuses and job))
+
+    def spool(self, job_id: str) -> list[dict[str, Any]]:
+        """Records that rank 0 of the newest attempt wrote."""
+        attempt = self.client.get(f"/v1/jobs/{job_id}/attempts").json()["items"][-1]["id"]
+        lines = (self.folder / "ranks" / attempt / "0" / "spool.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines if line]
+
+    def kill9(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(120)
+
+
+@contextlib.contextmanager
+def running_service() -> Iterator[Service]:
+    with tempfile.TemporaryDirectory(prefix="sy-bench-") as folder:
+        service = Service(Path(folder))
+        try:
+            service.start()
+            service.wait_for_nodes()
+            yield service
+        finally:
+            service.stop()
+
+
+def seconds_since(moment: float, text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() - moment
+
+
+def submit_once(service: Service) -> dict[str, float]:
+    """Seconds from before the POST to each phase of rank 0 and to the end of the first step."""
+    begun = time.time()
+    job = service.post("/v1/jobs", spec(steps=3))
+    job = service.wait_status(job["id"], "succeeded", "failed")
+    assert job["status"] == "succeeded", job["reason"]
+    seen = {"decided": seconds_since(begun, job["started_at"])}
+    for record in service.spool(job["id"]):
+        if record["kind"] == "phase":
+            seen.setdefault(record["phase"], seconds_since(begun, record["at"]))
+        elif record["kind"] == "points" and record["step"] == 1:
+            seen["first step"] = seconds_since(begun, record["at"])
+    return {phase: seen[phase] for phase in PHASES}
+
+
+def measure_submit(service: Service, repeats: int, pause: float) -> list[dict[str, float]]:
+    waiter, seen = threading.Event(), []
+    for _ in range(repeats):
+        waiter.wait(pause)
+        seen.append(submit_once(service))
+    return seen
+
+
+def train_for_ever(service: Service) -> str:
+    """A job whose steps take a few milliseconds, once it trains."""
+    job = service.post("/v1/jobs", spec(steps=1_000_000, eval={"every": 0}))
+    until(lambda: service.job(job["id"])["step"] >= 5)
+    return str(job["id"])
+
+
+def cancel_once(service: Service) -> float:
+    job_id = train_for_ever(service)
+    begun = time.time()
+    service.post(f"/v1/jobs/{job_id}/cancel")
+    service.wait_status(job_id, "cancelled")
+    return time.time() - begun
+
+
+def adopt_once(service: Service) -> float:
+    """From the restarted API's first answer to the adoption, as the event's time says (0 when it came before)."""
+    job_id = train_for_ever(service)
+    service.kill9()
+    answered = service.start()
+
+    def adopted() -> str | None:
+        events = service.client.get(f"/v1/jobs/{job_id}/events").json()["items"]
+        return next((event["at"] for event in events if event["action"] == "attempt.adopted"), None)
+
+    seconds = max(seconds_since(answered, until(adopted)), 0.0)
+    service.post(f"/v1/jobs/{job_id}/kill")
+    service.wait_status(job_id, "cancelled")
+    return seconds
+
+
+def idle_memory(service: Service) -> dict[str, int]:
+    """PSS in bytes by kind of process: the head and all below it, the driver, the server."""
+    head = find_head(service.folder)
+    assert head is not None and service.process is not None
+    pids = {process.pid for process in marked({HEAD_MARK: head.mark})}
+    pids |= {process.pid for process in marked({"RAY_AUTH_TOKEN_PATH": head.token_path})} | {service.process.pid}
+    sizes: dict[str, int] = {}
+    for pid in sorted(pids):
+        size = proportional_bytes(pid)
+        if size:
+            kind = kind_of(pid)
+            sizes[kind] = sizes.get(kind, 0) + size
+    return sizes
+
+
+def kind_of(pid: int) -> str:
+    """What a process is, from its command line."""
+    line = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    known = {
+        "workers.zygote": "zygote",
+        "server.controller.ray_driver": "Ray driver",
+        "from server.cli": "server (API and controller)",
+        "ray::IDLE": "idle Ray workers",
+        "ray::NodeAgent": "node agent",
+        "gcs_server": "Ray GCS",
+        "raylet/raylet": "raylet",
+    }
+    return next((name for part, name in known.items() if part in line), "other processes of Ray")
+
+
+def peer_torchrun() -> float:
+    begun = time.time()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    said = subprocess.run(
+        [*command, str(ROOT / "benchmarks" / "submit_peers.py")], capture_output=True, text=True, check=True
+    ).stdout
+    return first_step(said) - begun
+
+
+def peer_ray_train(service: Service) -> float | str:
+    """On the service's own warm head; the last words of the command when it failed, as without ray[train]."""
+    head = find_head(service.folder)
+    assert head is not None
+    environment = os.environ | ray_environment(head.token_path, local=True) | {"PEER_FOLDER": str(service.folder)}
+    begun = time.time()
+    command = [sys.executable, str(ROOT / "benchmarks" / "submit_peers.py"), "ray", head.address]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if "first step at" not in done.stdout + done.stderr:
+        return done.stderr.strip().rsplit("\n", 1)[-1]
+    return first_step(done.stdout + done.stderr) - begun
+
+
+def first_step(said: str) -> float:
+    line = next((line for line in said.splitlines() if "first step at" in line), None)
+    assert line is not None, said[-3000:]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def show(name: str, seconds: list[float]) -> dict[str, float]:
+    """Print a row: median, least, greatest; and whether the target is met."""
+    row = {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "n": float(len(seconds))}
+    target = TARGETS.get(name)
+    verdict = "" if target is None else f"   target {target} s: {'met' if row['median'] <= target else 'MISSED'}"
+    print(f"{name:24} {row['median']:7.3f} {row['min']:7.3f} {row['max']:7.3f}  n={len(seconds)}{verdict}", flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--peers", action="store_true", help="torchrun and Ray Train too")
+    parser.add_argument("--json", type=Path, help="write the numbers here")
+    options = parser.parse_args()
+    repeats = options.repeats
+    numbers: dict[str, Any] = {"load_before": os.getloadavg()[0], "cpus": os.cpu_count()}
+    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}\n{'seconds':24}  median     min     max")
+    with running_service() as service:
+        measure_submit(service, 2, WARM_SECONDS)  # the first launch waits for the zygote
+        warm = measure_submit(service, repeats, WARM_SECONDS)
+        numbers["submit"] = show("submit, warm", [row["first step"] for row in warm])
+        numbers["phases"] = {phase: statistics.median(row[phase] for row in warm) for phase in PHASES}
+        print("   by phase: " + ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in numbers["phases"].items()))
+        in_a_row = measure_submit(service, max(repeats // 2, 1), 0.0)
+        numbers["in_a_row"] = show("submit, back to back", [row["first step"] for row in in_a_row])
+        numbers["cancel"] = show("cancel to released", [cancel_once(service) for _ in range(max(repeats // 2, 1))])
+        numbers["adopt"] = show("restart to adopted", [adopt_once(service) for _ in range(3)])
+        threading.Event().wait(2 * WARM_SECONDS)
+        numbers["idle"] = idle_memory(service)
+        if options.peers:
+            numbers["torchrun"] = show("torchrun", [peer_torchrun() for _ in range(3)])
+            train = [peer_ray_train(service) for _ in range(2)]
+            measured = [seconds for seconds in train if isinstance(seconds, float)]
+            if measured:
+                numbers["ray_train"] = show("Ray Train", measured)
+            else:
+                print(f"Ray Train: {train[0]}")
+    print("\nidle, MiB of PSS by process")
+    for kind, size in sorted(numbers["idle"].items(), key=lambda item: -item[1]):
+        print(f"{kind:30} {size / MiB:8.0f}")
+    print(f"{'in all':30} {sum(numbers['idle'].values()) / MiB:8.0f}   (aim: under 1800)")
+    if options.json is not None:
+        options.json.write_text(json.dumps(numbers, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
