@@ -1,0 +1,298 @@
+"""`python -m workers.local` as a person uses it: real processes, real gloo ranks, real checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MLP = """\
+name: mlp
+model: {kind: mlp, hidden: [16, 12]}
+data: {kind: digits}
+train:
+  steps: 6
+  eval: {every: 3, batches: 3}
+  optimizer: {kind: adamw, lr: 3.0e-3}
+resources: {ranks: 2, device: cpu}
+checkpoint: {every: 2}
+"""
+GPT = """\
+name: 世界
+model: {kind: gpt, layers: 2, hidden: 32, heads: 2, context: 16, dropout: 0.1}
+data: {kind: text, path: text.txt, tokenizer: {kind: bpe, vocab: 300}}
+train: {steps: 4, eval: {every: 2, batches: 5}}
+resources: {ranks: 2, device: cpu}
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run said."""
+
+    code: int
+    steps: list[dict[str, Any]]
+    summary: dict[str, Any]
+    errors: str
+
+
+def arguments(file: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "workers.local", str(file), "--data-dir", str(file.parent / "data"), *options]
+
+
+def run(file: Path, *options: str) -> Run:
+    done = subprocess.run(arguments(file, "--json", *options), cwd=ROOT, capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    summary = lines.pop()["summary"] if lines and "summary" in lines[-1] else {}
+    return Run(done.returncode, lines, summary, done.stderr)
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    (tmp_path / "mlp.yaml").write_text(MLP)
+    return tmp_path / "mlp.yaml"
+
+
+@pytest.fixture
+def gpt(tmp_path: Path) -> Path:
+    words = ("the cat sat on the mat; der Hund läuft; 猫が座る\n", "a b c d e f g h\n", "import os, sys\n")
+    (tmp_path / "text.txt").write_text("".join(words[n % 3] * (1 + n % 5) for n in range(300)))
+    (tmp_path / "gpt.yaml").write_text(GPT)
+    return tmp_path / "gpt.yaml"
+
+
+def test_json_lines_are_one_per_step_and_a_summary(mlp: Path) -> None:
+    """Property: the format that scripts rely on: fields, numbers, one line a step, nothing else on standard output."""
+    found = run(mlp, "--digest-every", "2")
+    assert found.code == 0, found.errors
+    assert [line["step"] for line in found.steps] == [1, 2, 3, 4, 5, 6]
+    always = ["step", "loss", "grad_norm", "lr", "tokens", "seconds", "bytes_sent", "memory_bytes", "chunk"]
+    for line in found.steps:
+        assert [key for key in line if key not in ("digest", "eval_loss")] == always
+        assert isinstance(line["loss"], float) and isinstance(line["seconds"], float) and line["seconds"] > 0
+        assert (line["chunk"], line["tokens"]) == (2, 16)
+        assert ("digest" in line) == (line["step"] % 2 == 0)
+        assert ("eval_loss" in line) == (line["step"] in (3, 6))
+    summary = found.summary
+    assert (summary["outcome"], summary["step"], summary["ranks"]) == ("finished", 6, 2)
+    assert summary["digest"] == found.steps[-1]["digest"]
+    assert summary["eval_loss"] == found.steps[-1]["eval_loss"] and summary["eval_loss_before"] > 0
+    assert summary["checkpoints"] == [] and not list(mlp.parent.glob("step-*"))
+
+
+def test_what_was_measured_is_what_was_planned(mlp: Path) -> None:
+    """Property: bytes by category and by purpose equal the plan on every rank, to the byte."""
+    for stage in (0, 3):
+        found = run(mlp, "--set", f"zero.stage={stage}", "--set", "train.steps=2")
+        assert found.summary["memory_bytes"] == found.summary["plan"]["memory_bytes"]
+        assert found.summary["ledger_bytes"] == found.summary["plan"]["traffic_bytes"]
+        sent = sum(sum(row.values()) for row in found.summary["ledger_bytes"])
+        assert found.steps[-1]["bytes_sent"] == sent > 0
+
+
+def test_ranks_and_stages_do_not_change_a_bit(gpt: Path) -> None:
+    """Property: loss, norm, evaluation and digest are equal for 1 to 4 ranks and every stage, with dropout."""
+    first = run(gpt, "--ranks", "1", "--set", "zero.stage=0", "--digest-every", "1")
+    assert first.code == 0, first.errors
+    for ranks, stage in ((2, 1), (2, 2), (3, 3), (4, 0)):
+        other = run(gpt, "--ranks", str(ranks), "--set", f"zero.stage={stage}", "--digest-every", "1")
+        for mine, theirs in zip(first.steps, other.steps, strict=True):
+            for key in ("loss", "grad_norm", "lr", "digest", "eval_loss", "chunk"):
+                assert mine.get(key) == theirs.get(key), (ranks, stage, key, mine["step"])
+        assert first.summary["eval_loss_before"] == other.summary["eval_loss_before"]
+
+
+def test_a_resume_on_other_ranks_and_another_stage_is_the_same_run(mlp: Path) -> None:
+    """Property: interrupted at step 4 and resumed, the digest is that of the uninterrupted run; keep_latest holds."""
+    store = str(mlp.parent / "checkpoints")
+    whole = run(mlp)
+    begun = run(mlp, "--set", "train.schedule={kind: constant}", "--set", "train.steps=4", "--checkpoints", store)
+    assert len(begun.summary["checkpoints"]) == 2
+    refused = run(mlp, "--checkpoints", store)
+    assert refused.code == 2 and "--resume" in refused.errors
+    constant = run(mlp, "--set", "train.schedule={kind: constant}")
+    elsewhere = ("--ranks", "3", "--set", "zero.stage=3", "--checkpoints", store, "--resume")
+    resumed = run(mlp, "--set", "train.schedule={kind: constant}", *elsewhere)
+    assert resumed.code == 0, resumed.errors
+    assert [line["step"] for line in resumed.steps] == [5, 6]
+    assert resumed.summary["digest"] == constant.summary["digest"] != whole.summary["digest"]
+    assert resumed.steps[0]["chunk"] == 2  # not ceil(4 / 3) of the resume
+    assert len(list(Path(store).glob("step-*"))) == 2
+    again = run(mlp, "--set", "train.schedule={kind: constant}", "--checkpoints", store, "--resume")
+    assert again.code == 0 and again.steps == [] and again.summary["digest"] == constant.summary["digest"]
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_word(mlp: Path) -> None:
+    """Property: the one before is used, and the message names both."""
+    store = mlp.parent / "checkpoints"
+    run(mlp, "--checkpoints", str(store))
+    newest, older = sorted(store.glob("step-*"), reverse=True)
+    shard = next(file for file in newest.iterdir() if file.suffix == ".safetensors")
+    shard.write_bytes(shard.read_bytes()[:-10])
+    resumed = run(mlp, "--checkpoints", str(store), "--resume")
+    assert resumed.code == 0, resumed.errors
+    assert f"{newest.name} cannot be used" in resumed.errors and f"{older.name} was used" in resumed.errors
+    assert [line["step"] for line in resumed.steps] == [5, 6]
+
+
+def test_other_data_is_refused_on_resume(gpt: Path) -> None:
+    """Property: a checkpoint goes on with its own tokens alone."""
+    store = str(gpt.parent / "checkpoints")
+    assert run(gpt, "--checkpoints", store).code == 0
+    with (gpt.parent / "text.txt").open("a") as text:
+        text.write("one more line\n")
+    resumed = run(gpt, "--set", "train.steps=5", "--checkpoints", store, "--resume")
+    assert resumed.code == 1 and "was trained on data" in resumed.errors
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("train.step=3", "unknown field"),
+        ("zero.stage=7", "must be auto, 0, 1, 2 or 3"),
+        ("resources.ranks=9", "ranks 9 is more than the 4 micro-batches"),
+        ("data={kind: text, path: missing.txt}", "cannot read data text"),
+    ],
+)
+def test_a_wrong_spec_is_exit_code_two_with_the_field(mlp: Path, change: str, words: str) -> None:
+    """Property: nothing starts, standard output stays empty, the message names the field."""
+    found = run(mlp, "--set", change)
+    assert found.code == 2 and words in found.errors and not found.steps and not found.summary
+
+
+USER = """
+import os
+import sys
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.embedding = nn.Embedding(300, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 300)
+        self.mode, self.calls = mode, 0
+    def forward(self, inputs):
+        self.calls += 1
+        x = self.embedding(inputs)
+        for layer in self.layers:
+            x = layer(x)
+        if self.calls == 6:
+            print("printed by the model")
+            if self.mode == "raise" and os.environ.get("FAIL_RANK", "1") == str(torch.distributed.get_rank()):
+                raise ValueError("the user's own words")
+            if self.mode == "die":
+                os.kill(os.getpid(), 9)
+        return self.head(x)
+
+def build(mode="run", context=16):
+    return Model(mode)
+"""
+
+
+def users(gpt: Path, mode: str, entry: str = "users_own:build") -> tuple[Path, str, str]:
+    (gpt.parent / "code").mkdir(exist_ok=True)
+    (gpt.parent / "code" / "users_own.py").write_text(USER)
+    kwargs = f"{{mode: {mode}, context: 16}}"
+    return gpt, "--set", f"model={{kind: python, entry: '{entry}', path: code, kwargs: {kwargs}}}"
+
+
+def test_a_users_model_trains_and_its_output_is_shown(gpt: Path) -> None:
+    """Property: the user's module gives the same bits on 1 and 2 ranks; what it prints never meets the JSON lines."""
+    one = run(*users(gpt, "run"), "--ranks", "1", "--set", "zero.stage=0")
+    two = run(*users(gpt, "run"), "--ranks", "2", "--set", "zero.stage=3")
+    assert one.code == two.code == 0, one.errors + two.errors
+    assert one.summary["digest"] == two.summary["digest"]
+    assert "printed by the model" in one.errors
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_an_exception_of_one_rank_ends_all_with_its_traceback(gpt: Path, stage: int) -> None:
+    """Property: rank 1 raises; the run fails with rank 1's traceback, not with its peers' broken connection."""
+    found = run(*users(gpt, "raise"), "--set", f"zero.stage={stage}")
+    assert found.code == 1
+    assert "rank 1 failed" in found.errors and "ValueError: the user's own words" in found.errors
+    assert found.summary["outcome"] == "failed"
+
+
+def test_a_rank_that_is_killed_is_named(gpt: Path) -> None:
+    """Property: death by a signal is said as such."""
+    found = run(*users(gpt, "die"))
+    assert found.code == 1 and "killed by SIGKILL" in found.errors
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("users_own:missing", "has no function missing"),
+        ("nowhere:build", "ModuleNotFoundError"),
+        ("json:dumps", "was found at"),
+    ],
+)
+def test_an_entry_that_gives_no_model_fails_at_the_start(gpt: Path, entry: str, words: str) -> None:
+    """Property: the reason is shown, no step is made."""
+    found = run(*users(gpt, "run", entry))
+    assert found.code == 1 and words in found.errors and not found.steps
+
+
+def test_ctrl_c_saves_and_leaves_and_the_run_goes_on_later(mlp: Path) -> None:
+    """Property: one interrupt ends a run at a step boundary with a checkpoint that a resume goes on from."""
+    store = str(mlp.parent / "checkpoints")
+    options = ("--set", "train.steps=4000", "--set", "train.eval.every=0", "--set", "train.schedule={kind: constant}")
+    process = subprocess.Popen(
+        arguments(mlp, "--json", *options, "--set", "checkpoint.every=0", "--checkpoints", store),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()  # the first step is made
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate()
+    assert process.returncode == 130, errors
+    summary = json.loads(rest.splitlines()[-1])["summary"]
+    assert summary["outcome"] == "stopped" and 0 < summary["step"] < 4000
+    assert len(summary["checkpoints"]) == 1
+    more = summary["step"] + 3
+    changed = (*options[2:], "--set", f"train.steps={more}")
+    resumed = run(mlp, *changed, "--checkpoints", store, "--resume", "--ranks", "1")
+    assert resumed.code == 0 and [line["step"] for line in resumed.steps] == [more - 2, more - 1, more]
+
+
+def test_no_process_outlives_a_run_that_is_killed(mlp: Path) -> None:
+    """Property: kill -9 of the parent takes every rank with it."""
+    process = subprocess.Popen(
+        arguments(mlp, "--json", "--set", "train.steps=100000", "--set", "checkpoint.every=0"),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()
+    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    assert len(children) == 2
+    watched = [os.pidfd_open(pid) for pid in children]
+    process.kill()
+    process.wait()
+    import select
+
+    for descriptor in watched:
+        assert select.select([descriptor], [], [], 30)[0], "a rank lives on"
+        os.close(descriptor)
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_bf16_gives_equal_bits_too(mlp: Path, precision: str) -> None:
+    """Property: bf16 compute with fp32 masters and sums, on 1 and 2 ranks at stages 0 and 3."""
+    options = ("--set", f"train.precision={precision}", "--set", "train.steps=2")
+    one = run(mlp, *options, "--ranks", "1", "--set", "zero.stage=0")
+    two = run(mlp, *options, "--ranks", "2", "--set", "zero.stage=3")
+    assert one.code == two.code == 0, one.errors + two.errors
+    assert one.summary["digest"] == two.summary["digest"]
+    assert one.summary["memory_bytes"][0]["master"] > 0
