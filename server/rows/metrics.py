@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.charts import Curve, curve_of_buckets, curve_of_points, draw, moment
 from server.points import COLUMNS, LEVELS, Buckets, ChunkError, Points, roll_up
-from server.rows import series
+from server.rows import chunks, series
 from server.rows.series import SeriesRef
 from server.views import MetricsView, PointView, SeriesView
 from workers.contract import write_number
@@ -116,10 +116,10 @@ def _series_view(
 
 
 async def _curve(connection: AsyncConnection, segments: Sequence[Segment], width: int) -> tuple[Curve, int]:
-    counts = [await series.count_between(connection, s.ref.id, s.first, s.last) for s in segments]
+    counts = [await chunks.count_between(connection, s.ref.id, s.first, s.last) for s in segments]
     limit = READ_PER_WIDTH * width
     if sum(counts) <= limit:
-        parts = [await series.read(connection, s.ref.id, s.first, s.last) for s in segments]
+        parts = [await chunks.read(connection, s.ref.id, s.first, s.last) for s in segments]
         return curve_of_points(_joined(parts), width), 1
     for level in LEVELS:
         buckets = [await _buckets(connection, segment, level) for segment in segments]
@@ -131,10 +131,10 @@ async def _curve(connection: AsyncConnection, segments: Sequence[Segment], width
 async def _buckets(connection: AsyncConnection, segment: Segment, level: int) -> Buckets:
     """Stored buckets, then the open tail as buckets; those inside the segment's steps."""
     shift = 4 * level
-    stored = await series.buckets_between(
+    stored = await chunks.buckets_between(
         connection, segment.ref.id, level, segment.first >> shift, segment.last >> shift
     )
-    tail = await series.read_tail(connection, segment.ref.id, segment.first, segment.last)
+    tail = await chunks.read_tail(connection, segment.ref.id, segment.first, segment.last)
     parts = [stored, roll_up(tail, level)] if len(tail) else [stored]
     joined = _joined_buckets(parts)
     inside = (joined.last_step >= segment.first) & (joined.first_step <= segment.last)
@@ -166,7 +166,7 @@ async def csv_rows(connection: AsyncConnection, job_id: str, query: MetricsQuery
         if line.branch:
             continue
         for segment in line.segments:
-            points = await series.read(connection, segment.ref.id, segment.first, segment.last)
+            points = await chunks.read(connection, segment.ref.id, segment.first, segment.last)
             head = f"{_quoted(line.name)},{line.rank},{segment.ref.attempt}"
             zipped = zip(points.steps.tolist(), points.at_us.tolist(), points.values.tolist(), strict=True)
             yield "".join(f"{head},{s},{moment(a).isoformat()},{write_number(v)}\r\n" for s, a, v in zipped)

@@ -15,7 +15,7 @@ from sqlalchemy import func, select, update
 from server.ids import new_id
 from server.models import PointChunk, PointTail, Rollup
 from server.points import CHUNK_POINTS, COLUMNS, roll_up
-from server.rows import checkpoints, jobs, logs, metrics, series
+from server.rows import checkpoints, chunks, jobs, logs, metrics, series
 from server.states import Status
 from tests.service.conftest import Api
 from tests.service.reports_by_hand import Rank, checkpoint, log, points, start_attempt
@@ -54,9 +54,9 @@ async def test_points_move_from_the_tail_into_chunks_and_stay_the_same(api: Api)
     rank = await start_attempt(api.database, job["id"])
     await _train(api, rank, 1, 1300)
     async with api.database.read() as connection:
-        chunks = (await connection.execute(select(PointChunk.count).order_by(PointChunk.number))).scalars().all()
+        sealed = (await connection.execute(select(PointChunk.count).order_by(PointChunk.number))).scalars().all()
         tail = await connection.scalar(select(func.count()).select_from(PointTail))
-    assert (chunks, tail) == ([CHUNK_POINTS] * 2, 1300 - 2 * CHUNK_POINTS)
+    assert (sealed, tail) == ([CHUNK_POINTS] * 2, 1300 - 2 * CHUNK_POINTS)
     line = await _line(api, job["id"], width=2000)
     assert [(p["step"], p["value"]) for p in line["points"]] == [(s, s / 7) for s in range(1, 1301)]
     assert (line["steps_per_point"], line["count"]) == (1, 1300)
@@ -72,10 +72,10 @@ async def test_rollups_are_the_points_rolled_up(api: Api) -> None:
     async with api.database.read() as connection:
         (ref,) = await series.refs(connection, job["id"])
         sealed_to = await connection.scalar(select(func.max(PointChunk.last_step)))
-        raw = await series.read(connection, ref.id, 0, 10**6)
+        raw = await chunks.read(connection, ref.id, 0, 10**6)
         tail = set((await connection.execute(select(PointTail.step))).scalars())
         for level in (1, 2, 3):
-            stored = await series.buckets_between(connection, ref.id, level, 0, 10**6)
+            stored = await chunks.buckets_between(connection, ref.id, level, 0, 10**6)
             inside = ~np.isin(raw.steps, sorted(tail)) & (raw.steps <= sealed_to)
             expected = roll_up(type(raw)(raw.steps[inside], raw.at_us[inside], raw.values[inside]), level)
             for name in COLUMNS:
