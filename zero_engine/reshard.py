@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from zero_engine.layout import Layout, Piece
+from zero_engine.layout import ITEM_BYTES, Layout, Piece
 
 MASTER = "master"  # fp32 values of trainable parameters
 FROZEN = "frozen"  # values of the others, in the dtype they are kept in
@@ -70,6 +70,23 @@ def runs_of(layout: Layout, piece: Piece, moments: Sequence[str]) -> tuple[Run, 
     kinds = (FROZEN,) if piece.local is None else (MASTER, *moments)
     first, count = piece.range.start // layout.block, len(piece.range) // layout.block
     return tuple(Run(kind, first, count) for kind in kinds)
+
+
+def bytes_to_read(layout: Layout, moments: Sequence[str], ranks: int, stage: int) -> tuple[int, ...]:
+    """Bytes that each rank reads from a checkpoint to resume: known before launch.
+
+    What it owns; at stage 0 everything, at stages 1 and 2 all frozen weights, which every rank keeps. Frozen weights
+    are counted in the dtype the model declares.
+    """
+    whole = layout.pieces(0, 1)
+    sizes = []
+    for rank in range(ranks):
+        own = whole if stage == 0 else layout.pieces(rank, ranks)
+        frozen = whole if stage < 3 else own
+        trained = sum(4 * (1 + len(moments)) * len(piece.range) for piece in own if piece.local is not None)
+        kept = [piece for piece in frozen if piece.local is None]
+        sizes.append(trained + sum(ITEM_BYTES[layout.runs[piece.run].dtype] * len(piece.range) for piece in kept))
+    return tuple(sizes)
 
 
 @dataclass(frozen=True)

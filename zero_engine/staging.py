@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,42 @@ ALIGNMENT = 64  # bytes: where each piece begins
 Staged = tuple[PlacedName, ...]
 
 
+class HostCopies:
+    """Copies between host tensors; they are done when the call returns."""
+
+    def mark(self) -> None:
+        """The state is complete: the training thread says so."""
+
+    def run(self, source: Tensor, target: Tensor) -> None:
+        """Copy a 1-D tensor in pieces."""
+        for start in range(0, source.numel(), COPY_ELEMENTS):
+            target[start : start + COPY_ELEMENTS].copy_(source[start : start + COPY_ELEMENTS])
+
+    def wait(self) -> None:
+        """All copies are done."""
+
+
+class DeviceCopies:
+    """Copies from a GPU into pinned memory on a stream of their own, beside the kernels of the next forward."""
+
+    def __init__(self, device: torch.device, memory: Tensor) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+        self.mark()
+
+    def mark(self) -> None:
+        self._ready = torch.cuda.current_stream(self._device).record_event()
+
+    def run(self, source: Tensor, target: Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._ready)
+            target.copy_(source, non_blocking=True)
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+
 class SharedCopy:
     """Memory of the sizes that a rank's state has; the state keeps its sizes, so nothing is ever allocated again."""
 
@@ -31,6 +68,8 @@ class SharedCopy:
         os.ftruncate(self.descriptor, self.num_bytes)
         self._map = mmap.mmap(self.descriptor, self.num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        on_host = subject.device.type == "cpu"
+        self._copies = HostCopies() if on_host else DeviceCopies(subject.device, self._memory)
 
     def take(self, state: Iterable[tuple[Run, Tensor]]) -> list[tuple[Run, Tensor]]:
         """Copy every tensor; the same runs with their copies (1-D)."""
@@ -38,16 +77,22 @@ class SharedCopy:
         for run, tensor in state:
             copies.append((run, self._copy(tensor.detach(), offset)))
             offset += _room(tensor)
+        self._copies.wait()
         return copies
 
     def take_buffers(self) -> Staged:
-        """Copy the module's buffers, which the next forward may change; only rank 0 saves them."""
+        """Copy the module's buffers, which the next forward may change; only rank 0 saves them.
+
+        Called by the training thread when the state to save is complete.
+        """
+        self._copies.mark()
         staged, offset = list[PlacedName](), self._buffers_start
         for name, buffer in self._own_buffers().items():
             copy = self._copy(buffer.detach().reshape(-1), offset)
             size = copy.numel() * copy.element_size()
             staged.append(PlacedName(BUFFER + name, DTYPES[buffer.dtype], tuple(buffer.shape), offset, size))
             offset += _room(buffer)
+        self._copies.wait()
         return tuple(staged)
 
     def places(self, copies: Iterable[tuple[Run, Tensor]]) -> tuple[Placed, ...]:
@@ -74,8 +119,7 @@ class SharedCopy:
     def _copy(self, tensor: Tensor, offset: int) -> Tensor:
         size = tensor.numel() * tensor.element_size()
         target = self._memory[offset : offset + size].view(tensor.dtype)
-        for start in range(0, tensor.numel(), COPY_ELEMENTS):
-            target[start : start + COPY_ELEMENTS].copy_(tensor[start : start + COPY_ELEMENTS])
+        self._copies.run(tensor, target)
         return target
 
 

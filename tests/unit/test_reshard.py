@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zero_engine.layout import Layout, ParameterSpec
-from zero_engine.reshard import MissingBlocks, Move, Run, moves, needed
+from zero_engine.reshard import MissingBlocks, Move, Run, bytes_to_read, moves, needed
 
 
 def cut(kind: str, blocks: int, ranks: int) -> list[Run]:
@@ -66,6 +66,15 @@ def test_every_needed_block_is_copied_once_from_its_place(blocks: int, old: int,
             assert targets[move.target][move.target_block + i] == -1
             targets[move.target][move.target_block + i] = have[move.source].first + move.source_block + i
     assert targets == [list(range(run.first, run.stop)) for run in need]
+
+
+def test_the_bytes_of_a_resume_are_known_before_launch() -> None:
+    """Together the ranks of stage 3 read each byte once; at stage 0 each reads all, at 1 and 2 frozen weights too."""
+    layout = Layout.build(SPECS)
+    trained, frozen = 3 * 4 * layout.trainable, 4 * 1024 + 8 * 512
+    assert sum(bytes_to_read(layout, ("m", "v"), 3, stage=3)) == trained + frozen
+    assert sum(bytes_to_read(layout, ("m", "v"), 3, stage=1)) == trained + 3 * frozen
+    assert bytes_to_read(layout, ("m", "v"), 2, stage=0) == (trained + frozen,) * 2
 
 
 SPECS = (
