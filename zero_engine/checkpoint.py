@@ -44,7 +44,7 @@ from zero_engine.shard import (
     write_shard,
 )
 from zero_engine.state import DTYPES, Subject, block_bytes, bytes_of, require_finite
-from zero_engine.store import Store, StoreError, as_store
+from zero_engine.store import Store, StoreAway, StoreError, as_store
 
 Place = Store | str | os.PathLike[str]
 
@@ -112,8 +112,8 @@ class Checkpoints:
     def load(self, place: Place, step: int | None = None, folder: str | None = None) -> Loaded:
         """Restore the newest checkpoint that verifies, or the newest of `step`, or `folder` or what came before it.
 
-        Raises CheckpointError when there is none, with the reason for each that was tried; the engine's state is
-        then undefined.
+        Raises CheckpointError when there is none, with the reason for each that was tried, and StoreAway when the
+        store does not answer; the engine's state is then undefined.
         """
         subject, store = self._subject, as_store(place)
         refused = list[Refused]()
@@ -168,7 +168,7 @@ class Checkpoints:
                 found = candidates(list_checkpoints(store), step, folder)
             except StoreError as error:
                 problem = str(error)
-        self._raise(problem, "load: list")
+        self._raise(problem, "load: list", StoreError)
         names = list[str]()
         for index in range(int(self._agreement.tell(str(len(found)), "load: count")[0])):
             names += self._agreement.tell(found[index] if found else "", "load: name")[:1]
@@ -185,18 +185,18 @@ class Checkpoints:
             reason = str(error)
         except StoreError as error:
             away = str(error)  # says nothing about the checkpoint: falling back would lose steps
-        self._raise(away, f"load {folder}: store")
+        self._raise(away, f"load {folder}: store", StoreAway)
         reason = self._agreement.first(reason, f"load {folder}")
         if reason or manifest is None:
             return reason, None
-        self._subject.restore(manifest.scalars["completed_steps"], manifest.scalars["counts"])
+        self._subject.restore(manifest.scalars)
         return "", manifest
 
-    def _raise(self, problem: str, topic: str) -> None:
+    def _raise(self, problem: str, topic: str, kind: type[Exception] = CheckpointError) -> None:
         """Raise the first problem of any rank on all of them."""
         found = self._agreement.first(problem, topic)
         if found:
-            raise CheckpointError(f"{topic.split(':')[0]} failed at {found}")
+            raise kind(f"{topic.split(':')[0]} failed at {found}")
 
 
 def candidates(names: Sequence[CheckpointName], step: int | None, folder: str | None) -> list[str]:
@@ -265,10 +265,11 @@ def changes(manifest: Manifest, subject: Subject) -> list[str]:
     """What may let the bits part from the run that saved, in words."""
     micro_batches, chunk = subject.config.batch_shape
     now = {
+        "optimizer": type(subject.optimizer).__name__,
         **vars(Arithmetic(subject.config.seed, micro_batches, chunk, subject.config.precision)),
         **vars(subject.environment),
     }
-    then = {**vars(manifest.arithmetic), **vars(manifest.environment)}
+    then = {"optimizer": manifest.optimizer["kind"], **vars(manifest.arithmetic), **vars(manifest.environment)}
     return [f"{name} was {then[name]}, is {now[name]}" for name in then if then[name] != now[name]]
 
 

@@ -13,7 +13,6 @@ import socket
 import struct
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from zero_engine.layout import Range
 READY, DONE, NOTE, ABORT, BUFFER = range(5)
 _HEAD = struct.Struct("<BIQ")  # kind, buffer number, sequence number; a label in UTF-8 follows
 _MESSAGE_BYTES = 4096
+_LAST_WORDS = 256  # messages read from a broken stream
 
 
 class Sockets:
@@ -52,7 +52,7 @@ class Sockets:
                 else:
                     socket.send_fds(stream, [data], [descriptor])
             except OSError as error:
-                if kind != DONE:  # who has left for good needs no release; who died is seen at the next publication
+                if kind in (READY, BUFFER):  # who has left needs no release and no last words
                     self._lost(peer, error)
 
     def ready(self, peer: int) -> tuple[int, str]:
@@ -93,8 +93,27 @@ class Sockets:
             raise PeerError(text)
 
     def _lost(self, peer: int, error: OSError | None) -> Any:
+        """The connection broke: what the peer said last is the reason, and may still wait to be read."""
+        for kind, text in self._last_words(peer):
+            if kind == ABORT:
+                raise PeerError(text) from error
+            if kind == NOTE:
+                self._notes[peer] = text
         reason = self._notes.get(peer) or (f"connection lost ({error})" if error else "its process ended")
         raise PeerError(f"rank {peer} failed: {reason}") from error
+
+    def _last_words(self, peer: int) -> Iterator[tuple[int, str]]:
+        """(kind, text) of every message still in the stream; a reset is told once, before what was sent earlier."""
+        for _ in range(_LAST_WORDS):
+            try:
+                data = self._peers[peer].recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            except ConnectionResetError:
+                continue
+            except OSError:
+                return
+            if not data:
+                return
+            yield data[0], data[_HEAD.size :].decode(errors="replace")
 
     def close(self) -> None:
         for stream in self._peers.values():
@@ -173,8 +192,7 @@ class SharedComm:
 
     def close(self, error: str | None = None) -> None:
         if error is not None:
-            with suppress(PeerError):  # a peer that is gone already needs no telling
-                self._sockets.send(ABORT, text=reason_of(self.rank, error))
+            self._sockets.send(ABORT, text=reason_of(self.rank, error))
         self._sockets.close()
 
 

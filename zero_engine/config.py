@@ -31,6 +31,9 @@ class ZeroConfig:
     bucket_bytes: int = 4 << 20  # most bytes of one gradient exchange message
     buffers: str = "refuse"  # refuse | local: what to do when training forward changes a buffer and N > 1
     broadcast: bool = False  # send rank 0's initial weights instead of refusing different ones
+    activation_checkpointing: str = "none"  # none | full | selective | every:k (each k-th unit)
+    loss_scale: float = 65536.0  # fp16: the first step's; a power of two
+    loss_scale_growth: int = 2000  # fp16: finite steps in a row after which the scale doubles
     non_finite: str = "skip"  # skip | stop: what a loss or gradient that is not finite does to a step
 
     def __post_init__(self) -> None:
@@ -41,6 +44,12 @@ class ZeroConfig:
         _one_of("non_finite", self.non_finite, ("skip", "stop"))
         _one_of("clip_norm", self.clip_norm, (1.0, 2.0, math.inf))
         _at_least("bucket_bytes", self.bucket_bytes, 4096)
+        _at_least("loss_scale_growth", self.loss_scale_growth, 1)
+        if not (self.loss_scale >= 1 and math.log2(self.loss_scale).is_integer()):
+            raise ConfigError(f"loss_scale is {self.loss_scale}; use a power of two of at least 1, such as 65536")
+        kind, _, number = self.activation_checkpointing.partition(":")
+        if kind != "every" or not number.isdigit() or int(number) < 1:
+            _one_of("activation_checkpointing", self.activation_checkpointing, ("none", "full", "selective"))
         for name, value in (("micro_batches", self.micro_batches), ("chunk", self.chunk)):
             if value is not None:
                 _at_least(name, value, 1)

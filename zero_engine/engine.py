@@ -14,14 +14,16 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from threading import Timer
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from zero_engine.activations import Activations
 from zero_engine.adamw import AdamW, Optimizer
 from zero_engine.agree import Agreement
 from zero_engine.arenas import Arenas
@@ -34,6 +36,7 @@ from zero_engine.flat import layout_of
 from zero_engine.group import begin_equal, comm_between, membership_of, sum_of_all
 from zero_engine.hooks import ModuleHooks
 from zero_engine.layout import Layout
+from zero_engine.loss_scale import loss_scale_of
 from zero_engine.mail import Mailbox, Outcome, mean_loss
 from zero_engine.pieces import Pieces
 from zero_engine.plan import Blueprint, Plan
@@ -47,6 +50,9 @@ if TYPE_CHECKING:  # checkpoint files load xxhash, which a plain training run ca
     from zero_engine.manifest import Manifest, Progress
     from zero_engine.saver import Policy, Saver
     from zero_engine.state import Subject
+
+
+FAREWELL_SECONDS = 1.0  # between leaving a loop over micro-batches and the end of the waiting ranks
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,9 @@ class Engine:
         self.completed_steps = 0  # steps applied or skipped
         self._tasks: Iterator[Task] | None = None  # of the step under way
         self._task: Task | None = None  # the micro-batch under way
+        self.loss_scale = loss_scale_of(config.precision, config.loss_scale, config.loss_scale_growth)
         self._last_ledger = LedgerReport({}, {})
+        self._farewell: Timer | None = None  # tells waiting ranks that this one has left its loop
         self.loaded: Loaded | None = None  # the checkpoint this engine started from
         self._savers: list[Saver] = []  # background saves, which must have copied the state before it changes
 
@@ -114,6 +122,8 @@ class Engine:
         self._hooks = ModuleHooks(
             self.module, names, self.parameters, self._strategy, self._synchronizer, pieces, self._clock
         )
+        units = [self.module.get_submodule(name) for name in names]
+        self._activations = Activations(units, self.config.activation_checkpointing)
         self._cast = InputCast(self.module, getattr(torch, self.config.compute_dtype))
         self._buffers = _Buffers(self.module, self.config.buffers == "local" or self.ranks == 1)
 
@@ -156,7 +166,10 @@ class Engine:
             self.comm.close(str(error))
             raise
         except GeneratorExit:
-            self.comm.close(self._hooks.failure or "it left the loop over its micro-batches")
+            reason = self._hooks.failure or "it left the loop over its micro-batches"
+            self._farewell = Timer(FAREWELL_SECONDS, self.comm.close, [reason])  # unless close() gives a better one
+            self._farewell.daemon = True
+            self._farewell.start()
             raise
         except BaseException as error:
             self.comm.close(self._hooks.failure or f"{type(error).__name__}: {error}")
@@ -189,9 +202,10 @@ class Engine:
             raise UsageError(f"the loss has shape {tuple(loss.shape)}; reduce it to one number")
         self._buffers.check()
         self._record(task, loss.detach(), last, weight)
+        scaled = loss if self.loss_scale.scale == 1 else loss * self.loss_scale.scale
         with self._watched():
             with self._clock.phase("backward"), nullcontext() if last else self._synchronizer.no_sync():
-                self._hooks.run_backward(loss, last, retain_graph)
+                self._hooks.run_backward(scaled, last, retain_graph)
             if last:
                 with self._clock.phase("reduce"):
                     self._synchronizer.sync_gradients()
@@ -219,8 +233,10 @@ class Engine:
             raise UsageError("step needs a backward for every number that engine.micro_batches() gives")
         with self._watched():
             result, problem = self._step(lrs, flag)
-        if problem and self.config.non_finite == "stop":
-            raise NonFiniteError(problem)
+        exhausted, self.loss_scale = self.loss_scale.exhausted, self.loss_scale.after(not problem)
+        overflow = self.loss_scale.growth_steps > 0 and math.isfinite(result.loss)  # of fp16: a smaller scale may help
+        if problem and ((self.config.non_finite == "stop" and not overflow) or (overflow and exhausted)):
+            raise NonFiniteError(problem + ("; the loss scale cannot become smaller" if overflow else ""))
         return result
 
     def _step(self, lrs: list[float], flag: int) -> tuple[StepResult, str]:
@@ -230,18 +246,20 @@ class Engine:
             losses = {index: float(loss) for index, loss in self._losses.items()}
             outcome = self._mailbox.exchange(losses, self._weights, flag, touched)
         weight = sum(outcome.weights)
-        norm = norm_of(outcome.block_sums, self.config.clip_norm) / weight
+        norm = norm_of(outcome.block_sums, self.config.clip_norm) / (weight * self.loss_scale.scale)
         finite = math.isfinite(norm) and all(map(math.isfinite, outcome.losses))
         if finite:
             with self._clock.phase("update"):
                 for saver in self._savers:
                     saver.hold()
                 factor = clip_factor(norm, self.config.gradient_clipping)
-                self.master.update(totals, factor / weight, lrs, outcome.touched)
+                scale = factor / (weight * self.loss_scale.scale)
+                self.master.update(totals, scale, lrs, outcome.touched)
         with self._clock.phase("gather"):
             self._strategy.gather_weights()
             self._strategy.post_step()
-        return self._finish(outcome, norm, finite), "" if finite else self._blame(outcome)
+        problem = "" if finite else self._blame(outcome)
+        return self._finish(outcome, norm, finite), problem
 
     def _finish(self, outcome: Outcome, norm: float, finite: bool) -> StepResult:
         self.completed_steps += 1
@@ -294,7 +312,8 @@ class Engine:
         strategy = self._strategy
         return Subject(
             self.layout, self.config, self.comm, self._agreement, self.master, self.module, self.optimizer, self.device,
-            strategy.frozen_weights, lambda: self.completed_steps, strategy.open_weights, self._restored,
+            strategy.frozen_weights, lambda: self.completed_steps, strategy.open_weights, self._loss_scale_state,
+            self._restored,
         )  # fmt: skip
 
     @cached_property
@@ -353,10 +372,15 @@ class Engine:
         if self._tasks is not None:
             raise UsageError(f"{action} belongs between steps: finish the micro-batches and call engine.step() first")
 
-    def _restored(self, completed_steps: int, counts: list[int]) -> None:
+    def _loss_scale_state(self) -> dict[str, Any]:
+        return {"scale": self.loss_scale.scale, "finite_steps": self.loss_scale.finite_steps}
+
+    def _restored(self, scalars: dict[str, Any]) -> None:
         """Masters and moments were written from outside: take over the counts, bring weights to where they compute."""
-        self.completed_steps = completed_steps
-        self.master.steps[:] = counts
+        self.completed_steps = scalars["completed_steps"]
+        self.master.steps[:] = scalars["counts"]
+        if self.config.precision == "fp16":
+            self.loss_scale = replace(self.loss_scale, **scalars["loss_scale"])
         self.master.forget_spans()
         self.master.refresh_compute()
         self._strategy.gather_weights()
@@ -387,10 +411,15 @@ class Engine:
 
     def close(self, error: str | None = None) -> None:
         """Take the hooks out and give transport and memory back; with `error`, waiting ranks fail with it."""
+        if self._farewell is not None:
+            self._farewell.cancel()
         for saver in self._savers:
             saver.close()
         self._hooks.remove()
+        self._activations.remove()
         self._cast.remove()
+        if error is not None and self._hooks.failure.startswith(error):
+            error = self._hooks.failure  # the same, with the module's name
         self.comm.close(error)
 
 

@@ -55,7 +55,7 @@ class ModuleHooks:
     def begin(self) -> None:
         """A micro-batch starts."""
         self._order.clear()
-        self._training = True
+        self._training, self.failure = True, ""
 
     def run_backward(self, loss: Tensor, last: bool, retain_graph: bool) -> None:
         """One backward call; after the micro-batch's last one every unit is finished."""

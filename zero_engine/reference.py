@@ -21,6 +21,7 @@ from zero_engine.digest import digest_of
 from zero_engine.engine import StepResult
 from zero_engine.flat import layout_of
 from zero_engine.layout import ALIGNMENT, Entry
+from zero_engine.loss_scale import loss_scale_of
 from zero_engine.precision import InputCast
 from zero_engine.trace import PHASES
 
@@ -43,6 +44,7 @@ class Reference:
         self.steps = {entry.spec.name: 0 for entry in entries}
         self.completed_steps = 0
         self._cast = InputCast(model, getattr(torch, self.config.compute_dtype))
+        self.loss_scale = loss_scale_of(config.precision, config.loss_scale, config.loss_scale_growth)
         self._chunk: dict[str, Tensor] = {}  # sums of the chunk under way
         self._total: dict[str, Tensor] = {}  # sums of finished chunks
         self._losses: dict[int, float] = {}
@@ -79,7 +81,8 @@ class Reference:
             self._weights[index] = self._weights.get(index, 0.0) + weight
         elif last:
             self._weights.setdefault(index, 1.0)
-        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        scaled = loss if self.loss_scale.scale == 1 else loss * self.loss_scale.scale
+        scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         if last:
             piece = {name: p.grad.float() for name, p in self._parameters.items() if p.grad is not None}
             _fold(self._chunk, piece)
@@ -89,11 +92,13 @@ class Reference:
     def step(self, lr: float | Sequence[float] | None = None, flag: int = 0) -> StepResult:
         """One update from the totals."""
         weight = sum(self._weights[index] for index in sorted(self._weights))
-        norm = norm_of(self._block_sums(), self.config.clip_norm) / weight
+        norm = norm_of(self._block_sums(), self.config.clip_norm) / (weight * self.loss_scale.scale)
         loss = sum(self._losses[index] for index in sorted(self._losses)) / weight
         finite = math.isfinite(norm) and all(map(math.isfinite, self._losses.values()))
         if finite:
-            self._update(lr, clip_factor(norm, self.config.gradient_clipping) / weight)
+            factor = clip_factor(norm, self.config.gradient_clipping)
+            self._update(lr, factor / (weight * self.loss_scale.scale))
+        self.loss_scale = self.loss_scale.after(finite)
         self.completed_steps += 1
         self._total, self._losses, self._weights = {}, {}, {}
         return StepResult(loss, norm, not finite, flag, dict.fromkeys(PHASES, 0.0), {})

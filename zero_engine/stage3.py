@@ -65,7 +65,8 @@ class ShardedParameters(ShardedGradients):
         self._inside.append(unit)
 
     def after_forward(self, unit: int) -> None:
-        self._inside.remove(unit)
+        if unit in self._inside:  # not where entering failed
+            self._inside.remove(unit)
         release(self._parameters_of(unit))
 
     def before_backward(self, unit: int) -> None:

@@ -51,7 +51,8 @@ class Subject:
     frozen: Callable[[], Iterable[tuple[Piece, Tensor]]]  # frozen weights that this rank keeps beyond its own
     completed_steps: Callable[[], int]
     unlock: Callable[[], None]  # masters and weights may be written after
-    restore: Callable[[int, list[int]], None]  # they were written: completed steps, and step counts by parameter
+    loss_scale: Callable[[], Json]  # of fp16
+    restore: Callable[[Json], None]  # they were written: take over the scalars
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -78,7 +79,8 @@ class Subject:
 
     def scalars(self) -> Json:
         """The engine's own small state: plain numbers."""
-        return {"completed_steps": self.completed_steps(), "counts": list(self.master.steps)}
+        counts = list(self.master.steps)
+        return {"completed_steps": self.completed_steps(), "counts": counts, "loss_scale": self.loss_scale()}
 
     def digest_part(self, state: Iterable[tuple[Run, Tensor]], scalars: Json) -> int:
         """This rank's part of the engine's digest, of the blocks it owns as they stand in `state`."""

@@ -1,0 +1,65 @@
+"""Activation checkpointing of units: forget activations in forward, compute them again in backward, the same bits.
+
+Note: why the unit's `forward` is replaced and the module not wrapped. Hooks stand around `__call__`, so the
+recomputation runs inside the unit's own backward window, with its weights gathered, and no state dict changes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+_ATEN: Any = torch.ops.aten
+KEPT = {  # outputs worth their memory: matrix products and attention
+    _ATEN.mm.default,
+    _ATEN.addmm.default,
+    _ATEN.bmm.default,
+    _ATEN.convolution.default,
+    _ATEN._scaled_dot_product_flash_attention.default,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+    _ATEN._scaled_dot_product_efficient_attention.default,
+    _ATEN._scaled_dot_product_cudnn_attention.default,
+}
+
+
+class Activations:
+    """Applies a policy to units while an engine lives: "none", "full", "selective", or "every:k" for each k-th unit."""
+
+    def __init__(self, units: Sequence[nn.Module], policy: str) -> None:
+        self._wrapped: list[nn.Module] = []
+        kind, _, number = policy.partition(":")
+        for index, unit in enumerate(units):
+            if kind in ("full", "selective") or (kind == "every" and index % int(number) == 0):
+                contexts = _selective if kind == "selective" else None
+                unit.forward = _recomputed(unit.forward, contexts)
+                self._wrapped.append(unit)
+
+    def remove(self) -> None:
+        """Leave the units as they were."""
+        for unit in self._wrapped:
+            del unit.forward
+        self._wrapped.clear()
+
+
+def _recomputed(forward: Callable[..., Any], contexts: Callable[[], Any] | None) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        options: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
+        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+    return run
+
+
+def _selective() -> Any:
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
