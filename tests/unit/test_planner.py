@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from workers.planner import NeedsModel, Where, plan_columns, plan_spec, resolve_stage
+from workers.planner import NeedsModel, SpecPlan, Where, plan_columns, plan_spec, resolve_stage
 from workers.spec import JobSpec, load_spec
 
 GPT = (
@@ -90,6 +92,51 @@ def test_resolving_a_stage_gives_the_advised_one() -> None:
     assert resolve_stage(load_spec(USER), where).zero.stage == 1
     with pytest.raises(NeedsModel):
         plan_spec(load_spec(USER))
+
+
+USERS_OWN = """
+from torch import nn
+def build(width):
+    print("built")
+    return nn.Sequential(nn.Embedding(256, width), nn.LayerNorm(width), *(nn.Linear(width, width) for _ in range(3)))
+def broken():
+    raise ValueError("the user's own words")
+"""
+
+
+def ask(spec: JobSpec) -> subprocess.CompletedProcess[str]:
+    question = {"spec": spec.model_dump(mode="json"), "ranks": [1, 2], "where": {}}
+    command = [sys.executable, "-m", "workers.model_plan"]
+    return subprocess.run(command, input=json.dumps(question), capture_output=True, text=True)
+
+
+def test_a_users_model_is_planned_by_building_it_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Property: the plan equals that of an engine around the same module; prints and errors stay off the answer."""
+    from workers.build import optimizer_of
+    from workers.model_plan import parameters_of_user_model
+    from workers.planner import engine_config
+    from zero_engine import Engine
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "users_own_plan.py").write_text(USERS_OWN)
+    model = f"{{kind: python, entry: 'users_own_plan:ENTRY', path: {tmp_path}, kwargs: {{width: 24}}}}"
+    wanted = load_spec(
+        f"name: x\nmodel: {model}\ndata: {{kind: text}}\ntrain: {{steps: 3}}\n".replace("ENTRY", "build")
+    )
+    said = ask(wanted)
+    plans = [SpecPlan.model_validate(each) for each in json.loads(said.stdout)]
+    assert said.returncode == 0 and "built" in said.stderr and [plan.ranks for plan in plans] == [1, 2]
+    assert sum(each.numel for each in parameters_of_user_model(wanted)) == plans[0].parameters
+    import users_own_plan  # type: ignore[import-not-found]
+
+    for stage in range(4):
+        engine = Engine(
+            users_own_plan.build(24), engine_config(wanted, wanted.chunk, stage), optimizer_of(wanted.train.optimizer)
+        )
+        assert dict(engine.plan.memory[0]) == plans[0].stages[stage].memory
+        engine.close()
+    broken = ask(load_spec(wanted.model_dump_json().replace("users_own_plan:build", "users_own_plan:broken")))
+    assert broken.returncode == 1 and "broken() got an unexpected" in broken.stderr and broken.stdout == ""
 
 
 def test_a_plan_for_many_ranks_and_layers_is_quick_and_small() -> None:

@@ -307,7 +307,7 @@ def test_a_path_is_refused_by_field_when_the_server_may_not_read_it(tmp_path: Pa
     inside, outside = roots / "inside", tmp_path / "outside"
     inside.mkdir(parents=True)
     outside.mkdir()
-    (inside / "text.txt").write_text("words")
+    (inside / "text.txt").write_text("words " * 1000)
     (inside / "empty.txt").write_text("")
     (inside / "nothing").mkdir()
     (outside / "text.txt").write_text("secret")
@@ -331,6 +331,21 @@ def test_a_path_is_refused_by_field_when_the_server_may_not_read_it(tmp_path: Pa
     assert "empty file" in said(str(inside / "empty.txt"))
     assert "empty folder" in said(str(inside / "nothing"))
     assert "file of token ids" in said(str(inside), kind="tokens")
+    (inside / "short.txt").write_text("words")
+    assert "holds 6 bytes, fewer than one context of 256 tokens" in said(str(inside / "short.txt"))
+    assert "no side file text.txt.json" in said(str(inside / "text.txt"), kind="tokens")
+
+
+def test_a_vocabulary_that_no_such_text_has_is_refused_by_field(tmp_path: Path) -> None:
+    """Property: what the sizes of files rule out is said before anything starts."""
+    text = tmp_path / "text.txt"
+    text.write_text("word " * 100)
+    spec = load_spec(SHORT.replace("{kind: text}", f"{{kind: text, path: {json.dumps(str(text))}}}"))
+    (problem,) = path_problems(spec, None)
+    assert (problem.pointer, problem.value) == (
+        "/data/tokenizer/vocab",
+        "4096",
+    ) and "use at most 758" in problem.message
 
 
 FIELDS = """

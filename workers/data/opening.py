@@ -9,11 +9,10 @@ from workers.data.batches import ArrayBatches, BatchShape, Data, TokenBatches, t
 from workers.data.cache import files_key, noted
 from workers.data.digits import load_digits
 from workers.data.errors import DataError
+from workers.data.needs import context_of
 from workers.data.text import combined_hash, prepare_text
 from workers.data.token_file import SIDE_SUFFIX, open_tokens
-from workers.spec import DigitsData, GptModel, JobSpec, PythonModel, TextData, TokensData
-
-DEFAULT_CONTEXT = 256  # tokens per sequence for a user's model without a `context` in its kwargs
+from workers.spec import DigitsData, JobSpec, TextData, TokensData
 
 
 def open_data(spec: JobSpec, cache: Path, announce: Callable[[str], None] = lambda message: None) -> Data:
@@ -38,20 +37,6 @@ def open_data(spec: JobSpec, cache: Path, announce: Callable[[str], None] = lamb
             )
         case TokensData():
             return _open_tokens(spec, spec.data, shape, cache)
-
-
-def context_of(spec: JobSpec) -> int:
-    """Tokens per sequence."""
-    match spec.model:
-        case GptModel():
-            return spec.model.context
-        case PythonModel():
-            context = spec.model.kwargs.get("context", DEFAULT_CONTEXT)
-            if isinstance(context, bool) or not isinstance(context, int) or context < 1:
-                raise DataError(f"model.kwargs.context is {context!r}; it must be a whole number of tokens")
-            return context
-        case _:
-            raise DataError(f"model {spec.model.kind} reads no sequences")
 
 
 def _open_tokens(spec: JobSpec, data: TokensData, shape: BatchShape, cache: Path) -> TokenBatches:

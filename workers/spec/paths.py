@@ -57,14 +57,16 @@ def path_problems(spec: JobSpec, data_roots: Sequence[Path] | None) -> list[Spec
     """What is wrong with the paths of a spec on this machine; an empty list when nothing is.
 
     Relative paths are refused. With `data_roots`, a path must lie below one of them after links are followed. A path
-    that does not exist, is empty or cannot be read is named too.
+    that does not exist, is empty, cannot be read or holds too little is named too.
     """
+    from workers.data.needs import data_problems  # which reads specs itself
+
     problems = []
     for entry in spec_paths(spec):
         message = _refusal(entry, spec, data_roots)
         if message:
             problems.append(SpecProblem(entry.pointer, shown(entry.path), message))
-    return problems
+    return problems or data_problems(spec)
 
 
 def _refusal(entry: SpecPath, spec: JobSpec, data_roots: Sequence[Path] | None) -> str | None:
