@@ -6,6 +6,7 @@ opened and closed by who calls; the feed runs in the app's lifespan.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 from server import errors
 from server.auth import Gate, OriginCheck
 from server.db import Database
+from server.examples import EXAMPLES
 from server.feed import Feed
 from server.limits import REPORT_BYTES, BodyLimit, SafeHeaders
 from server.routes import actions, checkpoints, cluster, feed, health, job_data, jobs, pages, plans, reports, session
@@ -91,6 +93,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
+    for name, example in EXAMPLES.items():
+        schemas[name]["examples"] = [example]
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["summary"] = _words(operation["operationId"])
     document["components"]["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer"},
         "session": {"type": "apiKey", "in": "cookie", "name": "shardyard_session"},
@@ -99,3 +106,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     document["security"] = [{"token": []}, {"session": []}]
     app.openapi_schema = document
     return document
+
+
+def _words(operation_id: str) -> str:
+    """`listJobs` as "List jobs"."""
+    return re.sub("([A-Z])", lambda found: " " + found[1].lower(), operation_id).capitalize()

@@ -11,15 +11,21 @@ from typing import Any
 
 import pytest
 
-from server import openapi
+from server import openapi, views
 from server.app import create_app
 from server.controller.cluster import Node
+from server.examples import EXAMPLES
 from server.routes import plans as plan_routes
+from server.routes.actions import BulkCancel, CloneRequest
+from server.routes.jobs import JobPatch
+from server.routes.session import LoginBody, NewToken, TokenView
 from server.rows import nodes
 from server.states import Action, Status
-from server.views import PlanView
+from server.views import AttemptView, CheckpointView, EventView, PlanView
 from tests.service.conftest import SPEC, Api
+from workers.contract import ReportBatch, ReportReply, ResumeRequest
 from workers.planner import SpecPlan
+from workers.spec import JobSpec
 
 
 @pytest.fixture
@@ -131,6 +137,18 @@ def test_the_committed_openapi_document_is_current(root: Path) -> None:
     assert (root / "web" / "openapi.json").read_text() == openapi.text()
 
 
+def test_the_page_of_the_api_has_every_route_and_every_code_of_an_error(root: Path) -> None:
+    """`docs/http-api.md` says of each route what the document says, and names each code that a problem may carry."""
+    page = (root / "docs" / "http-api.md").read_text()
+    for path, operations in openapi.document()["paths"].items():
+        for method, operation in operations.items():
+            row = f"| `{method.upper()} {path}` | {operation['description'].splitlines()[0]} |"
+            assert row in page, row
+    sources = "".join(file.read_text() for file in (root / "server").rglob("*.py"))
+    codes = set(re.findall(r'code="([a-z_]+)"', sources)) - {"unknown_attempt", "unknown_rank", "wrong_fence"}
+    assert {code for code in codes if f"`{code}`" not in page} == set()
+
+
 async def test_the_document_is_served_with_examples_and_unique_names(api: Api) -> None:
     """No dangling reference, every operation named once, every body with an example."""
     document = (await api.nobody.get("/openapi.json")).json()
@@ -154,6 +172,26 @@ async def test_the_examples_of_the_document_are_accepted(api: Api) -> None:
         "/v1/jobs", content=content["application/yaml"]["example"], headers={"Content-Type": "application/yaml"}
     )
     assert answer.status_code == 201
+
+
+def test_every_example_is_valid_and_every_json_body_has_one() -> None:
+    """Each validates against its own schema's model; no request or answer of an operation is without one."""
+    models: dict[str, Any] = {name: getattr(views, name) for name in dir(views)}
+    models |= {model.__name__: model for model in (JobSpec, ReportBatch, ReportReply, ResumeRequest)}
+    models |= {model.__name__: model for model in (JobPatch, CloneRequest, BulkCancel, LoginBody, NewToken, TokenView)}
+    models |= {f"Page_{view.__name__}_": views.Page[view] for view in (AttemptView, EventView, CheckpointView)}
+    for name, example in EXAMPLES.items():
+        models[name].model_validate_json(json.dumps(example))
+    document = openapi.document()
+    used = {
+        content["schema"]["$ref"].rpartition("/")[2]
+        for path in document["paths"].values()
+        for operation in path.values()
+        for part in [operation.get("requestBody", {}), *operation["responses"].values()]
+        for kind, content in part.get("content", {}).items()
+        if kind == "application/json" and "$ref" in content.get("schema", {})
+    }
+    assert used - {"HTTPValidationError"} <= set(EXAMPLES)
 
 
 def test_the_enums_of_the_document_are_the_tables_of_the_states() -> None:
