@@ -33,11 +33,13 @@ SERVER_MAY_IMPORT = {
     "zero_engine.catalog",
     "zero_engine.shard",
     "zero_engine.export",
+    "zero_engine.compare",
 }
 RAY_ONLY_IN = {"server/controller/ray_cluster.py", "workers/idle_workers.py", "workers/doctor.py"}
 ENGINE_MAY_IMPORT = {"torch", "zero_engine"}
 ENGINE_FILES_MAY_IMPORT = {"safetensors", "xxhash"}  # the checkpoint files
 TORCH_FREE_ENGINE = ("config", "layout", "plan", "reshard", "fold", "manifest", "store", "catalog", "shard", "export")
+TORCH_FREE_ENGINE += ("compare", "tensorfile", "writer")
 FORBIDDEN_NAMES = re.compile(r"(^|/)_?(utils?|helpers?|common|misc|base|managers?)(\.py|/)")
 
 
