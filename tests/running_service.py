@@ -104,9 +104,10 @@ def _ready(folder: Path, process: subprocess.Popen[bytes]) -> Client:
 
 
 def _try_connect(folder: Path) -> Client | None:
-    if not (folder / "port").exists():
+    try:
+        client = Client(find_server(None, None, folder))
+    except CommandError:  # no port is written yet
         return None
-    client = Client(find_server(None, None, folder))
     try:
         client.get("/readyz")
         return client

@@ -53,6 +53,20 @@ def test_axe_finds_nothing(page: Page, paths: list[str], root: Path, theme: str,
     assert found == []
 
 
+def test_axe_finds_nothing_in_a_question(page: Page, paths: list[str], root: Path) -> None:
+    """The dialogs that ask before something is done; Escape closes them and the focus returns to the button."""
+    rules = (root / AXE).read_text()
+    settled(page, paths[1])
+    for button in ("Resume…", "Delete…"):
+        page.get_by_role("button", name=button).click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.evaluate(rules)
+        assert page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"] == []
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        expect(page.get_by_role("button", name=button)).to_be_focused()
+
+
 def test_every_page_fits_400_pixels(page: Page, paths: list[str]) -> None:
     """Nothing reaches past the right edge; wide tables scroll inside their own box."""
     page.set_viewport_size(NARROW)

@@ -72,7 +72,7 @@ function Readouts({ job }: { job: Job }) {
       <Readout name="Tokens a second" value={formatShort(job.tokens_per_second)} />
       <Readout name="Ranks × stage" value={`${job.ranks} × ${job.stage ?? "auto"}`} after={job.current_attempt?.device ?? undefined} />
       <Readout name="V, C" value={`${job.micro_batches}, ${job.chunk}`} title="V micro-batches a step, summed in chunks of C before they travel: equal V and C give equal bits" />
-      {job.digest && <Readout name="Digest" value={job.digest} mono testId="digest" title="Parameters, moments and step in 64 bits: equal digests mean the same bits" />}
+      {job.digest && <Readout name={job.ended_at ? "Digest" : "Last digest"} value={job.digest} mono testId="digest" title="Parameters, moments and step in 64 bits: equal digests mean the same bits" />}
     </dl>
   );
 }

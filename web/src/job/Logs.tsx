@@ -33,6 +33,7 @@ export function Logs({ job }: { job: Job }) {
             {Array.from({ length: job.ranks }, (_, each) => <option key={each} value={each}>{each}</option>)}
           </select>
         </label>
+        <a className="button plain" href={`/v1/jobs/${job.id}/logs/text${rank === null ? "" : `?rank=${rank}`}`} download={`${job.id}.log`}>Download</a>
         <input className="input" type="search" placeholder="Search the output" aria-label="Search the output" value={text} onChange={(event) => setText(event.target.value)} />
       </header>
       <LogWindow key={`${rank}|${q}`} job={job} rank={rank} q={q} />

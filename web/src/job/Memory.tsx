@@ -53,10 +53,12 @@ function MemoryPanel({ job, view }: { job: Job; view: MemoryView }) {
         <>
           <span className="quiet">rank {rank}, at the peak of {shownMode === "steps" ? "each step" : "each phase of the newest step"}</span>
           {transient > 0.1 && <span className="badge warn">buckets in flight {Math.round(transient * 100)} %</span>}
-          <span className="push segmented" role="group" aria-label="Over">
-            <button type="button" className="button" aria-pressed={shownMode === "steps"} onClick={() => setMode("steps")}>Steps</button>
-            <button type="button" className="button" aria-pressed={shownMode === "phases"} disabled={byPhases.length === 0} onClick={() => setMode("phases")}>Within a step</button>
-          </span>
+          {byPhases.length > 0 && (
+            <span className="push segmented" role="group" aria-label="Over">
+              <button type="button" className="button" aria-pressed={shownMode === "steps"} onClick={() => setMode("steps")}>Steps</button>
+              <button type="button" className="button" aria-pressed={shownMode === "phases"} onClick={() => setMode("phases")}>Within a step</button>
+            </span>
+          )}
         </>
       }
     >

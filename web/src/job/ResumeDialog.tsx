@@ -20,10 +20,11 @@ type Stage = "same" | "0" | "1" | "2" | "3";
 export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Props) {
   const client = useQueryClient();
   const usable = checkpoints.filter((each) => each.status === "complete" || each.status === "verified");
+  const isDone = job.step >= job.steps;
   const [from, setFrom] = useState(checkpoint);
   const [ranks, setRanks] = useState(String(job.ranks));
   const [stage, setStage] = useState<Stage>("same");
-  const [steps, setSteps] = useState(String(job.steps));
+  const [steps, setSteps] = useState(String(isDone ? 2 * job.steps : job.steps));
   const resume = useMutation({
     mutationFn: () => {
       const zero = { ...(job.spec.zero as object | undefined), stage: Number(stage) as 0 | 1 | 2 | 3 };
@@ -47,7 +48,7 @@ export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Pro
     },
   });
   return (
-    <Confirm title={`Resume “${job.name}”`} verb="Resume job" busy={resume.isPending} error={resume.isError ? messageOf(resume.error) : null} onConfirm={() => resume.mutate()} onClose={onClose}>
+    <Confirm title={`Resume “${job.name}”`} verb="Resume job" no="Not now" busy={resume.isPending} error={resume.isError ? messageOf(resume.error) : null} onConfirm={() => resume.mutate()} onClose={onClose}>
       <label className="field">
         <span>From</span>
         <select className="select" aria-label="From" value={from} onChange={(event) => setFrom(event.target.value)}>
@@ -69,9 +70,10 @@ export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Pro
         </label>
         <label className="field">
           <span>Steps in all</span>
-          <input className="input" aria-label="Steps in all" type="number" min={1} required value={steps} onChange={(event) => setSteps(event.target.value)} />
+          <input className="input" aria-label="Steps in all" type="number" min={isDone ? job.steps + 1 : 1} required value={steps} onChange={(event) => setSteps(event.target.value)} />
         </label>
       </div>
+      {isDone && <p className="quiet">All {formatCount(job.steps)} steps are done: it goes on for as many more as you ask.</p>}
       <p className="quiet">From 1 to {formatCount(job.micro_batches)} ranks and at every stage the parameters come out the same, bit for bit.</p>
     </Confirm>
   );

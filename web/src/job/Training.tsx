@@ -39,7 +39,11 @@ export default function Training({ job }: { job: Job }) {
     <>
       <div className="training-bar">
         <FollowPill range={range} isLive={job.status === "running"} onFollow={() => setRange(null)} />
-        <SeriesPicker job={job} chosen={extra} />
+        <OutOfOrder job={job} />
+        <span className="training-tools">
+          <SeriesPicker job={job} chosen={extra} />
+          <a className="button plain" href={`/v1/jobs/${job.id}/metrics?format=csv`} download={`${job.id}.csv`}>CSV</a>
+        </span>
       </div>
       {broken.map((each) => <Notice key={`${each.name}-${each.attempt}`} tone="bad">The series {each.name} of attempt {each.attempt} could not be read: {each.error}</Notice>)}
       {isWaiting ? (
@@ -73,6 +77,13 @@ function FollowPill({ range, isLive, onFollow }: { range: StepRange | null; isLi
       <b>{isLive ? "Follow" : "Show all"}</b>
     </button>
   );
+}
+
+/** Steps that came after later ones are stored where they belong; that it happened is said. */
+function OutOfOrder({ job }: { job: Job }) {
+  const names = useQuery(seriesNamesQuery(job.id));
+  const count = names.data?.series.reduce((sum, series) => sum + series.out_of_order_count, 0) ?? 0;
+  return count > 0 && <span className="badge warn" title="Values of a step that arrived after a later step's; they stand at their own step">{formatCount(count)} out of order</span>;
 }
 
 /** One more series, read only when chosen: a job may have thousands. */

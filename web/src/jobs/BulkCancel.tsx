@@ -25,18 +25,23 @@ export function BulkCancel({ jobs, onClose }: { jobs: readonly JobRow[]; onClose
   });
   return (
     <Confirm
-      title={able.length === 1 ? `Cancel “${able[0]?.name}”?` : `Cancel ${able.length} jobs?`}
+      title={able.length === 0 ? "None of these can be cancelled" : able.length === 1 ? `Cancel “${able[0]?.name}”?` : `Cancel ${able.length} jobs?`}
       verb={able.length === 1 ? "Cancel job" : `Cancel ${able.length} jobs`}
       danger
-      busy={cancel.isPending || able.length === 0}
+      busy={cancel.isPending}
+      impossible={able.length === 0}
       error={cancel.isError ? messageOf(cancel.error) : null}
       onConfirm={() => cancel.mutate()}
       onClose={() => onClose(false)}
     >
-      <p className="quiet">Each saves a checkpoint at its next step and leaves. It can be resumed later.</p>
-      <ul className="named" tabIndex={0} aria-label="Jobs to cancel">
-        {able.map((job) => <li key={job.id}><bdi>{job.name}</bdi> <span className="quiet mono">{shortId(job.id)}</span></li>)}
-      </ul>
+      {able.length > 0 && (
+        <>
+          <p className="quiet">Each saves a checkpoint at its next step and leaves. It can be resumed later.</p>
+          <ul className="named" tabIndex={0} aria-label="Jobs to cancel">
+            {able.map((job) => <li key={job.id}><bdi>{job.name}</bdi> <span className="quiet mono">{shortId(job.id)}</span></li>)}
+          </ul>
+        </>
+      )}
       {unable.length > 0 && (
         <>
           <p className="quiet">Left alone, because their state has nothing to cancel:</p>

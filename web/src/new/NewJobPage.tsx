@@ -106,7 +106,7 @@ function Problems({ refusal, problems, onGo }: { refusal: Refused | null; proble
           <li key={`${problem.pointer}${problem.message}`}>
             {problem.line != null ? <button type="button" className="button plain" onClick={() => onGo(problem.line ?? 1)}>line {problem.line}</button> : <code>{problem.pointer}</code>}
             <span>
-              {problem.message}
+              {problem.line != null && <code>{fieldOf(problem.pointer)}</code>} {problem.message}
               {problem.suggestion && <> Try <code>{problem.suggestion}</code>.</>}
             </span>
           </li>
@@ -114,6 +114,11 @@ function Problems({ refusal, problems, onGo }: { refusal: Refused | null; proble
       </ul>
     </div>
   );
+}
+
+/** A pointer as people name fields: /train/steps is train.steps. */
+function fieldOf(pointer: string): string {
+  return pointer.slice(1).split("/").map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~")).join(".");
 }
 
 function useSettled(text: string, ms: number): string {

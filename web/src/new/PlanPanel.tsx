@@ -26,12 +26,18 @@ export function PlanPanel({ plan, chosen, isOld }: Props) {
       {!plan.exact && <p className="quiet">An estimate: the vocabulary is known only when the text has been read.</p>}
       {plan.note && <p className="quiet">{plan.note}</p>}
       {plan.idle_share > 0 && <p className="plan-warn">{Math.round(plan.idle_share * 100)} % of the rank time is idle: {plan.micro_batches} micro-batches do not divide evenly over {plan.ranks} ranks.</p>}
+      {isHeavierAtStage2(plan) && <p className="plan-warn">Stage 2 takes more than stage 1 here: its buckets in flight weigh more than the gradients it shards.</p>}
       <ol className="stages">
         {plan.stages.map((each) => <Stage key={each.stage} plan={each} max={max} isChosen={each.stage === stage} isAdvised={each.stage === plan.advised_stage} />)}
       </ol>
       <Legend plan={plan} />
     </div>
   );
+}
+
+function isHeavierAtStage2(plan: Plan): boolean {
+  const bytes = (stage: number) => plan.stages.find((each) => each.stage === stage)?.total_bytes ?? 0;
+  return bytes(2) > bytes(1);
 }
 
 function Stage({ plan, max, isChosen, isAdvised }: { plan: StagePlan; max: number; isChosen: boolean; isAdvised: boolean }) {

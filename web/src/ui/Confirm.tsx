@@ -6,14 +6,16 @@ interface Props {
   title: string;
   verb: string;
   danger?: boolean;
+  no?: string;
   busy?: boolean;
+  impossible?: boolean;
   error?: string | null;
   children?: ReactNode;
   onConfirm: () => void;
   onClose: () => void;
 }
 
-export function Confirm({ title, verb, danger, busy, error, children, onConfirm, onClose }: Props) {
+export function Confirm({ title, verb, danger, no = "Keep as it is", busy, impossible, error, children, onConfirm, onClose }: Props) {
   const dialog = useRef<HTMLDialogElement>(null);
   useEffect(() => {
     dialog.current?.showModal();
@@ -30,8 +32,8 @@ export function Confirm({ title, verb, danger, busy, error, children, onConfirm,
         {children}
         {error && <p role="alert" style={{ color: "var(--bad)" }}>{error}</p>}
         <div className="actions">
-          <button type="button" className="button" onClick={() => dialog.current?.close()}>Keep as it is</button>
-          <button type="submit" className={danger ? "button danger" : "button primary"} disabled={busy}>{busy ? "Asking…" : verb}</button>
+          <button type="button" className="button" onClick={() => dialog.current?.close()}>{no}</button>
+          <button type="submit" className={danger ? "button danger" : "button primary"} disabled={busy || impossible}>{busy ? "Asking…" : verb}</button>
         </div>
       </form>
     </dialog>
