@@ -188,7 +188,9 @@ def rank_main(rank: int, arguments: Arguments, port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, arguments.ranks, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)
     generator = torch.Generator().manual_seed(100 + rank)
-    batches = [torch.randint(0, VOCABULARY, (1, LENGTH + 1), generator=generator) for _ in range(arguments.micro_batches)]
+    batches = [
+        torch.randint(0, VOCABULARY, (1, LENGTH + 1), generator=generator) for _ in range(arguments.micro_batches)
+    ]
     steps = {name: step_of(name, arguments.micro_batches) for name in arguments.engines}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for round in range(arguments.rounds + WARMUP):
@@ -222,13 +224,18 @@ def profiled(on: bool) -> Any:
 def report(seconds: dict[str, list[float]], arguments: Arguments) -> None:
     base = seconds.get("ddp") or next(iter(seconds.values()))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
-    print(f"{arguments.ranks} ranks, {arguments.micro_batches} micro-batches per rank, {arguments.rounds} rounds, {machine}")
+    print(
+        f"{arguments.ranks} ranks, {arguments.micro_batches} micro-batches per rank, "
+        f"{arguments.rounds} rounds, {machine}"
+    )
     print(f"{'engine':<14}{'median ms':>10}{'min ms':>9}{'ratio':>8}{'min ratio':>11}")
     for name, values in seconds.items():
         median, least = statistics.median(values), min(values)
         ratios = (median / statistics.median(base), least / min(base))
         print(f"{name:<14}{1e3 * median:>10.1f}{1e3 * least:>9.1f}{ratios[0]:>8.3f}{ratios[1]:>11.3f}")
-    print(json.dumps({name: [round(1e3 * value, 1) for value in values] for name, values in seconds.items()}), flush=True)
+    print(
+        json.dumps({name: [round(1e3 * value, 1) for value in values] for name, values in seconds.items()}), flush=True
+    )
 
 
 def main() -> None:
