@@ -45,4 +45,5 @@ def restore(order: LaunchOrder, resume: ResumeFrom, engine: Engine, data: Data, 
             f"{manifest.folder} was trained on data {stored[:12]}…, this spec gives {data.content_hash[:12]}…; "
             "resume with the same text and tokenizer, or start a new job"
         )
-    return manifest.step
+    step: int = manifest.step
+    return step
