@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zero_engine.store import FileCalls, LocalStore, Writer
+from zero_engine.store import FileCalls, LocalStore, StoreAway, Writer
 
 
 @dataclass
@@ -97,6 +97,20 @@ class Vanishing(LocalStore):
         self.after -= 1
         if self.after == 0:
             (self.root / key).unlink(missing_ok=True)
+        super().read_into(key, offset, buffer)
+
+
+class Away(LocalStore):
+    """A store that stops answering after so many reads."""
+
+    def __init__(self, root: str, after: int) -> None:
+        super().__init__(root)
+        self.after = after
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        self.after -= 1
+        if self.after < 0:
+            raise StoreAway(f"{key}: the store does not answer")
         super().read_into(key, offset, buffer)
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.distributed.checkpoint_faults import Counting, Denied, FullAfter, Vanishing
+from tests.distributed.checkpoint_faults import Away, Counting, Denied, FullAfter, Vanishing
 from tests.distributed.engine_cases import adamw, built, engine_of, tied, train
 from tests.distributed.rank_pool import Pool, Rank
 from zero_engine import AdamW, Engine, ZeroConfig
 from zero_engine.catalog import list_checkpoints, verify
 from zero_engine.manifest import CheckpointError, Progress
-from zero_engine.store import FileCalls, LocalStore
+from zero_engine.store import FileCalls, LocalStore, StoreAway
 
 CONFIG = ZeroConfig(stage=2, micro_batches=4, chunk=2)
 
@@ -256,6 +256,36 @@ def test_a_checkpoint_deleted_while_it_is_read_is_passed_over(pool: Pool, tmp_pa
     old, _ = pool.run(2, save_twice, str(tmp_path))[0]
     for digest, refused in pool.run(2, load_vanishing, str(tmp_path), 3):
         assert digest == old and refused[0][0] == NEW
+
+
+def load_from_afar(rank: Rank, store: str) -> str:
+    """Rank 1's store goes away half-way."""
+    with pytest.raises(StoreAway) as caught:
+        load(rank, Away(store, 5) if rank.rank == 1 else store, 2)
+    return str(caught.value)
+
+
+def test_a_store_that_goes_away_is_an_error_on_all_ranks_and_no_fallback(pool: Pool, tmp_path: Path) -> None:
+    """An outage says nothing about a checkpoint: steps are not given up for it."""
+    pool.run(2, save_twice, str(tmp_path))
+    for text in pool.run(2, load_from_afar, str(tmp_path)):
+        assert "rank 1" in text and "does not answer" in text
+
+
+def load_changed(rank: Rank, store: str) -> tuple[str, ...]:
+    """What a load says of another arithmetic."""
+    config = ZeroConfig(stage=2, micro_batches=2, chunk=1, seed=5)
+    engine = Engine.load(store, built(tied), config, adamw(), rank.group)
+    engine.close()
+    assert engine.loaded is not None
+    return engine.loaded.changes
+
+
+def test_a_load_says_what_lets_the_bits_part(pool: Pool, tmp_path: Path) -> None:
+    """Another seed, V or C is another run from here on: allowed, and said."""
+    pool.run(2, save_twice, str(tmp_path))
+    said = pool.run(2, load_changed, str(tmp_path))[0]
+    assert said == ("seed was 1, is 5", "micro_batches was 4, is 2", "chunk was 2, is 1")
 
 
 def save_again(rank: Rank, store: str) -> tuple[bool, str]:
