@@ -43,7 +43,8 @@ from workers.contract import (
 PHASES = ("started", "preparing", "joining", "building", "restoring", "training", "saving", "finished")
 LARGEST = 2**53  # of steps and counts: what every JSON reader keeps exact
 MAX_SERIES = 5000  # of one attempt and rank
-REFUSED = "checkpoint.refused"  # a rank's event: this folder could not be read
+REFUSED = "checkpoint.refused"  # a rank's event: the checkpoint in data.folder could not be read
+DIGEST = "run.digest"  # a rank's event: data.step, data.digest
 R = TypeVar("R")
 
 
@@ -203,6 +204,7 @@ async def _summarise(tx: Tx, owner: Owner, batch: ReportBatch, job: Row[Any], *,
     values = _job_numbers(job, points)
     digests = [(r.step, r.digest) for r in _of(batch.records, CheckpointRecord)]
     digests += [(r.step, r.digest) for r in results if r.digest]
+    digests += [_digest(record) for record in _of(batch.records, EventRecord) if record.action == DIGEST]
     if digests:
         values["digest"] = max(digests)[1]
     if live:
@@ -213,6 +215,11 @@ async def _summarise(tx: Tx, owner: Owner, batch: ReportBatch, job: Row[Any], *,
         await tx.execute(update(Job).where(Job.id == owner.job_id).values(**values))
     if phases or results or digests or points:
         tx.changed("job", owner.job_id)
+
+
+def _digest(record: EventRecord) -> tuple[int, str]:
+    step, digest = record.data.get("step"), record.data.get("digest")
+    return (step if isinstance(step, int) else 0, str(digest)[:64])
 
 
 async def _summarise_rank(
