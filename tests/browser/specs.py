@@ -23,11 +23,11 @@ def digits(name: str, steps: int = 60, ranks: int = 2, stage: int | str = 2, hid
     }
 
 
-def own_model(name: str, folder: Path, entry: str) -> Json:
+def own_model(name: str, folder: Path, entry: str, steps: int = 60) -> Json:
     """A user's model: `odd:build` prints markup and reports NaN at times, `wrong:build` fails in its first forward."""
     (folder / "odd.py").write_text(ODD)
     (folder / "wrong.py").write_text(WRONG)
-    return {**digits(name), "model": {"kind": "python", "entry": entry, "path": str(folder)}}
+    return {**digits(name, steps), "model": {"kind": "python", "entry": entry, "path": str(folder)}}
 
 
 # Its loss is NaN at steps 21 to 24 and 31, with finite gradients: the constant that is added has none.
@@ -50,6 +50,8 @@ class Odd(nn.Module):
         step = (self.calls + 1) // 2
         if step == 5 and self.calls % 2:
             print("<b id=hacked>训练 & تدريب</b> \\x1b[31mred\\x1b[0m", flush=True)
+        if self.calls % 40 == 0:
+            print("call", self.calls, flush=True)
         return loss + (float("nan") if step in (21, 22, 23, 24, 31) else 0.0)
 
 

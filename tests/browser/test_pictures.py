@@ -12,6 +12,7 @@ from tests.browser.conftest import settled
 from tests.browser.specs import digits, own_model
 from tests.running_service import Service
 
+pytestmark = pytest.mark.timeout(900)  # tokenizes the standard library and trains on it
 WRITES = os.environ.get("PICTURES") == "1"
 STEPS = 240 if WRITES else 40
 
