@@ -132,18 +132,19 @@ class Applier:
             attempt = await attempts.get(tx.connection, command.attempt_id)
             if attempt is None or attempt.reason is not None:
                 return
+            data = {**command.data, **await _planned(tx, attempt.id, command)}
             await attempts.transition(
                 tx,
                 attempt.id,
                 AttemptStatus.STOPPING,
                 allowed=NOT_RELEASED,
                 reason=command.reason,
-                reason_data=command.data,
+                reason_data=data,
                 error=command.error,
                 ended_at=tx.now,
             )
-            message = sentence(command.reason, command.data)
-            await self._event(tx, attempt, "attempt.ended", message, {"reason": command.reason, **command.data})
+            message = sentence(command.reason, data)
+            await self._event(tx, attempt, "attempt.ended", message, {"reason": command.reason, **data})
 
     async def _kill(self, command: actions.Kill) -> None:
         await asyncio.to_thread(self._cluster.kill, command.attempt_id)
@@ -171,6 +172,7 @@ class Applier:
                 return
             await self._event(tx, attempt, "attempt.released", "Nothing of it is left on the cluster.")
             await self._move(tx, await loading.job_facts(tx.connection, job), attempt)
+        await self._storekeeper.drop_spools(command.attempt_id)
 
     def _release(self, attempt_id: AttemptId) -> bool:
         """Release and see it gone."""
@@ -268,6 +270,15 @@ class Applier:
         await events.append(
             tx, attempt.job_id, action, message, actor="controller", attempt=attempt.number, data=data or {}
         )
+
+
+async def _planned(tx: Tx, attempt_id: str, command: actions.Decide) -> dict[str, object]:
+    """The plan's bytes of a rank that ran out of memory, to stand beside its peak."""
+    if command.reason != "out_of_memory":
+        return {}
+    plan = (await tx.execute(select(Attempt.plan_memory).where(Attempt.id == attempt_id))).scalar_one()
+    rank = command.data.get("rank")
+    return {"planned_bytes": sum(plan[rank].values())} if plan and isinstance(rank, int) else {}
 
 
 async def _error(tx: Tx, attempt_id: str) -> object:

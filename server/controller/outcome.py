@@ -15,6 +15,11 @@ from server.states import STOP_REASONS, Desired
 from workers.contract import ResultRecord
 
 PEER_LOST = "peer_lost"
+REASON_OF = {  # codes of the engine's errors that are no reasons themselves; the rest of what is raised is the user's
+    "config_invalid": "spec_invalid",
+    "model_unsupported": "spec_invalid",
+    "writer_died": "storage_failed",
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,6 @@ def _failure(rank: int, result: ResultRecord, suspect: bool = False) -> Outcome:
 
 def _code(result: ResultRecord) -> str:
     if result.error is not None:
-        code = result.error.code
+        code = REASON_OF.get(result.error.code or "", result.error.code)
         return code if code in REASONS else "user_error"
     return "rank_died" if result.signal else "rank_exited"

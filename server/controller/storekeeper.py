@@ -16,7 +16,7 @@ from server.controller.checkpoint_files import OpenStore
 from server.controller.leader import Leadership
 from server.controller.retention import ALWAYS_KEPT, Kept, removable
 from server.db import Database, Tx
-from server.models import Attempt, Checkpoint, Job
+from server.models import Attempt, Checkpoint, Job, ReportSeq
 from server.rows import checkpoints, events, jobs
 from server.settings import Settings
 from server.states import AttemptStatus, Status
@@ -103,6 +103,14 @@ class Storekeeper:
             if await jobs.remove(tx, job_id):
                 await events.append(tx, None, "job.deleted", f"Job {job_id} was removed.", actor="controller")
 
+    async def drop_spools(self, attempt_id: str) -> None:
+        """Remove an attempt's rank folders on this machine, when all that is in them was applied."""
+        async with self._database.read() as connection:
+            applied = await _all_closed(connection, attempt_id)
+        folder = self._settings.ranks_dir / attempt_id
+        if applied and folder.exists():
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
     async def _attempt_ids(self, job_id: str) -> list[str]:
         async with self._database.read() as connection:
             rows = await connection.execute(select(Attempt.id).where(Attempt.job_id == job_id))
@@ -133,6 +141,12 @@ async def _record_found(tx: Tx, job_id: str, found: Sequence[CheckpointRecord]) 
             await events.append(
                 tx, job_id, "checkpoint.found", message, actor="controller", data={"folder": record.folder}
             )
+
+
+async def _all_closed(connection: AsyncConnection, attempt_id: str) -> bool:
+    ranks = (await connection.execute(select(Attempt.ranks).where(Attempt.id == attempt_id))).scalar_one_or_none()
+    closed = select(func.count()).where(ReportSeq.attempt_id == attempt_id, ReportSeq.closed)
+    return ranks is not None and (await connection.execute(closed)).scalar_one() == ranks
 
 
 async def _folders(connection: AsyncConnection, job_id: str) -> frozenset[str]:

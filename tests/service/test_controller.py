@@ -7,6 +7,7 @@ import asyncio
 from server import lifespan
 from server.controller.actions import Start
 from server.controller.cluster import LaunchFailed, NoCapacity
+from server.rows import attempts
 from server.states import Action, AttemptStatus, Desired, Status
 from tests.service.controller_world import BOTH, Fault, World, in_world
 from workers.contract import JobId
@@ -24,6 +25,41 @@ async def test_a_job_runs_to_its_last_step_and_leaves_nothing(world: World) -> N
     assert [c.step for c in await world.checkpoints(job)] == [25, 20]
     assert world.free_slots() == 4
     assert (await world.attempt(job)).status is AttemptStatus.RELEASED
+
+
+@in_world()
+async def test_the_spools_of_an_attempt_go_when_all_of_it_was_applied(world: World) -> None:
+    """And not before: what was not acknowledged may still be read by hand."""
+    job = await world.submit(steps=400)
+    await world.until_step(job, 2)
+    folder = world.settings.ranks_dir / (await world.attempt(job)).id
+    (folder / "0").mkdir(parents=True)
+    world.server_away = True
+    await world.act(Action.KILL, job)
+    await world.until_status(job, Status.CANCELLED)
+    assert folder.exists()
+    world.server_away = False
+    job = await world.submit(steps=400)
+    await world.until_step(job, 2)
+    folder = world.settings.ranks_dir / (await world.attempt(job)).id
+    (folder / "0").mkdir(parents=True)
+    await world.act(Action.CANCEL, job)
+    await world.until_status(job, Status.CANCELLED)
+    assert not folder.exists()
+
+
+@in_world()
+async def test_a_rank_out_of_memory_fails_with_its_peak_beside_the_plan(world: World) -> None:
+    """Not tried again: the same would happen."""
+    world.cluster.faults = [Fault("raise", rank=1, step=3, code="out_of_memory")]
+    job = await world.submit()
+    await world.until_status(job, Status.RUNNING)
+    async with world.database.write() as tx:
+        values = {"plan_memory": [{"params": 1}, {"params": 100, "grads": 50}]}
+        await attempts.set_values(tx, (await world.attempt(job)).id, **values)
+    failed = await world.until_status(job, Status.FAILED)
+    assert failed.reason_data is not None
+    assert (failed.reason, failed.reason_data["planned_bytes"], failed.attempt) == ("out_of_memory", 150, 1)
 
 
 @in_world(slots=2)

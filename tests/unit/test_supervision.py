@@ -279,6 +279,9 @@ def test_one_failed_rank_ends_the_others() -> None:
         (result("failed", code="data_invalid"), "data_invalid"),
         (result("failed", code="checkpoint_unreadable"), "checkpoint_unreadable"),
         (result("failed", code="storage_failed"), "storage_failed"),
+        (result("failed", code="model_unsupported"), "spec_invalid"),
+        (result("failed", code="config_invalid"), "spec_invalid"),
+        (result("failed", code="writer_died"), "storage_failed"),
         (result("failed", code="something_new"), "user_error"),
     ],
 )
