@@ -145,6 +145,7 @@ def engine_config(spec: JobSpec, chunk: int, stage: int = 0) -> ZeroConfig:
         precision=spec.train.precision,
         gradient_clipping=spec.train.gradient_clipping,
         seed=spec.train.seed,
+        activation_checkpointing=spec.zero.activation_checkpointing,
     )
 
 
@@ -228,12 +229,14 @@ def paper_traffic_bytes(plan: Plan, precision: str) -> int:
 def activation_bytes(spec: JobSpec) -> int | None:
     """Estimate of what one micro-batch keeps for backward, in bytes; None for a user's model.
 
-    GPT: per token and layer about 16 vectors of the width, and per token about 3 vectors of the vocabulary.
+    GPT: per token and layer about 16 vectors of the width (9 where cheap operations are recomputed, 1 and one layer's
+    16 where all are), and per token about 3 vectors of the vocabulary.
     """
     item_bytes = 4 if spec.train.precision == "fp32" else 2
+    kept, once = {"none": (16, 0), "selective": (9, 7), "full": (1, 15)}[spec.zero.activation_checkpointing]
     match spec.model:
         case GptModel(layers=layers, hidden=hidden, context=context):
-            per_token = item_bytes * 16 * hidden * layers + 4 * 3 * vocabulary_of(spec)
+            per_token = item_bytes * hidden * (kept * layers + once) + 4 * 3 * vocabulary_of(spec)
             return spec.train.micro_batch * context * per_token
         case MlpModel(hidden=widths):
             return spec.train.micro_batch * item_bytes * 2 * sum(widths)

@@ -19,7 +19,7 @@ from workers.joining import device_of, join_group
 from workers.measuring import peak_resident_bytes
 from workers.planner import engine_config
 from workers.reporter import Reporter
-from workers.restoring import restore
+from workers.restoring import Progressed, restore
 from workers.saving import saving_of
 from workers.training import Training
 from zero_engine import Engine
@@ -71,16 +71,16 @@ def build_engine(order: LaunchOrder, data: Data) -> Engine:
 
 def _train(order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -> ResultRecord:
     loss = loss_of(engine.module)
-    completed = 0
+    progressed = Progressed()
     if order.resume is not None:
         reporter.phase("restoring")
-        completed = restore(order, order.resume, engine, data, reporter)
-    reporter.step = completed
+        progressed = restore(order, order.resume, engine, data, reporter)
+    reporter.step = progressed.completed
     if order.rank == 0:
         reporter.add(_plan_record(engine, order.chunk, reporter))
     reporter.phase("training")
     saving = saving_of(order, engine, data, reporter)
-    outcome = Training(order, engine, data, loss, reporter, saving).run(completed)
+    outcome = Training(order, engine, data, loss, reporter, saving).run(progressed)
     digest = engine.digest()
     reporter.phase("finished")
     return ResultRecord(

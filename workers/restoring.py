@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from workers.contract import LaunchOrder, ResumeFrom
 from workers.data.batches import Data
 from workers.object_store import open_store
 from workers.reporter import Reporter
 from zero_engine import Engine
 from zero_engine.manifest import CheckpointError
+
+SKIPPED = "skipped_steps"  # in a checkpoint's progress
 
 
 class RestoreError(Exception):
@@ -18,8 +22,16 @@ class OtherDataError(Exception):
     """The checkpoint was trained on other data."""
 
 
-def restore(order: LaunchOrder, resume: ResumeFrom, engine: Engine, data: Data, reporter: Reporter) -> int:
-    """Load the state and return its completed steps; a collective call.
+@dataclass(frozen=True)
+class Progressed:
+    """How far a run has come."""
+
+    completed: int = 0  # steps, skipped ones included
+    skipped: int = 0  # of them, without an update
+
+
+def restore(order: LaunchOrder, resume: ResumeFrom, engine: Engine, data: Data, reporter: Reporter) -> Progressed:
+    """Load the state and say how far it is; a collective call.
 
     Raises RestoreError when no checkpoint can be used, OtherDataError when the one that loads belongs to other data.
     """
@@ -45,5 +57,4 @@ def restore(order: LaunchOrder, resume: ResumeFrom, engine: Engine, data: Data, 
             f"{manifest.folder} was trained on data {stored[:12]}…, this spec gives {data.content_hash[:12]}…; "
             "resume with the same text and tokenizer, or start a new job"
         )
-    step: int = manifest.step
-    return step
+    return Progressed(manifest.step, int(manifest.progress.extra.get(SKIPPED, 0)))

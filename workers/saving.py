@@ -8,6 +8,7 @@ from workers.contract import CheckpointRecord, LaunchOrder, ShardRecord
 from workers.data.batches import Data
 from workers.object_store import open_store
 from workers.reporter import Reporter
+from workers.restoring import SKIPPED, Progressed
 from workers.training import NoSaving, Saving
 from zero_engine import Engine
 from zero_engine.catalog import delete, list_checkpoints
@@ -22,12 +23,13 @@ class StoreSaving:
         self._order, self._engine, self._data, self._reporter = order, engine, data, reporter
         self._store = open_store(order.store_url)
 
-    def save(self, step: int, eval_loss: float | None, *, must: bool) -> None:
-        """Save the state after `step`. A save that fails is an event; with `must`, it raises CheckpointError."""
+    def save(self, progressed: Progressed, eval_loss: float | None, *, must: bool) -> None:
+        """Save the state. A save that fails is an event; with `must`, it raises CheckpointError."""
+        step = progressed.completed
         self._reporter.phase("saving")
         begun = time.monotonic()
         try:
-            manifest = self._engine.save(self._store, step, self._order.fence, self._progress(step))
+            manifest = self._engine.save(self._store, step, self._order.fence, self._progress(progressed))
         except CheckpointError as error:
             if must:
                 raise
@@ -39,12 +41,13 @@ class StoreSaving:
                 self._remove_oldest()
         self._reporter.phase("training")
 
-    def _progress(self, step: int) -> Progress:
+    def _progress(self, progressed: Progressed) -> Progress:
         train = self._order.spec.train
         return Progress(
-            data_cursor=step * train.global_batch,
+            data_cursor=progressed.completed * train.global_batch,
             data_hash=self._data.content_hash,
             schedule={**train.schedule.model_dump(mode="json"), "steps": train.steps},
+            extra={SKIPPED: progressed.skipped},
         )
 
     def _tell(self, manifest: Manifest, seconds: float, eval_loss: float | None) -> None:

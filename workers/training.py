@@ -16,6 +16,7 @@ from workers.data.batches import Data
 from workers.evaluation import evaluate
 from workers.measuring import Sampler
 from workers.reporter import DIGEST_ACTION, Reporter
+from workers.restoring import Progressed
 from workers.schedule import learning_rate
 from zero_engine import Engine, StepResult
 
@@ -25,14 +26,14 @@ EVENTS_OF_A_KIND = 10  # an attempt reports so many skipped steps one by one
 class Saving(Protocol):
     """Where checkpoints go."""
 
-    def save(self, step: int, eval_loss: float | None, *, must: bool) -> None:
-        """Save the state after `step`; a collective call. With `must`, a failure ends the attempt."""
+    def save(self, progressed: Progressed, eval_loss: float | None, *, must: bool) -> None:
+        """Save the state as it is; a collective call. With `must`, a failure ends the attempt."""
 
 
 class NoSaving:
     """A run that keeps nothing."""
 
-    def save(self, step: int, eval_loss: float | None, *, must: bool) -> None:
+    def save(self, progressed: Progressed, eval_loss: float | None, *, must: bool) -> None:
         """Nothing."""
 
 
@@ -54,8 +55,9 @@ class Training:
         self.stop_file = Path(self.order.rank_folder, STOP_FILE)
         self.evaluates = self.train.eval.every > 0 and self.data.validation_batches > 0
 
-    def run(self, completed: int) -> Literal["finished", "stopped"]:
-        """Train from `completed` steps on."""
+    def run(self, progressed: Progressed) -> Literal["finished", "stopped"]:
+        """Go on from there to the last step."""
+        completed, self.skipped = progressed.completed, progressed.skipped
         if self.train.eval.every and not self.data.validation_batches:
             self.reporter.event("eval.off", "the validation part is shorter than one context: no evaluation")
         if completed == 0 and self.evaluates:
@@ -71,13 +73,13 @@ class Training:
             eval_loss = self._evaluated() if self.evaluates and self._is_due(completed, self.train.eval.every) else None
             self._report(completed, result, rate, seconds, eval_loss, always=last or stops)
             if stops or self._is_due(completed, self.checkpoint.every):
-                self.saving.save(completed, eval_loss, must=last or stops)
+                self.saving.save(Progressed(completed, self.skipped), eval_loss, must=last or stops)
             if stops:
                 return "stopped"
         return "finished"
 
     def _step(self, completed: int) -> tuple[StepResult, float]:
-        rate = learning_rate(self.train, completed)
+        rate = learning_rate(self.train, completed - self.skipped)
         for index in self.engine.micro_batches():
             batch = moved(self.data.micro_batch(completed, index), self.engine.device)
             self.engine.backward(self.loss(self.engine.module, batch))
@@ -99,6 +101,7 @@ class Training:
             if self.order.rank == 0:
                 self.reporter.event(DIGEST_ACTION, f"state after step {step}: {digest}", step=step, digest=digest)
         if result.skipped:
+            self.skipped += 1
             self._report_skipped(step, result)
         values = {
             "loss": result.loss,
@@ -116,7 +119,6 @@ class Training:
             self.reporter.points(step, values)
 
     def _report_skipped(self, step: int, result: StepResult) -> None:
-        self.skipped += 1
         if self.order.rank == 0 and self.skipped <= EVENTS_OF_A_KIND:
             rest = "; more of them are not reported one by one" if self.skipped == EVENTS_OF_A_KIND else ""
             self.reporter.event(

@@ -136,15 +136,7 @@ def test_yaml_is_version_1_2() -> None:
         (SHORT.replace("日本語 🙂", '"a\\0"'), "/name", "U+0000", None, 1),
         (SHORT.replace("日本語 🙂", '"\\uD800"'), "/name", "U+D800", None, 1),
         (SHORT + "name: again\n", "/name", "stands twice", None, 6),
-        (SHORT + "  precision: fp16\n", "/train/precision", "not available yet", None, 6),
         (SHORT + "zero: {offload: optimizer}\n", "/zero/offload", "not available yet", None, 6),
-        (
-            SHORT + "zero: {activation_checkpointing: full}\n",
-            "/zero/activation_checkpointing",
-            "not available yet",
-            None,
-            6,
-        ),
         (SHORT + "checkpoint: {keep_best: 1}\n", "/checkpoint/keep_best", "not available yet", None, 6),
         (
             SHORT.replace("{kind: gpt}", "{kind: python, entry: workers.x:build, path: /x}"),

@@ -222,7 +222,6 @@ class TrainSpec(SpecModel):
     ] = "auto"
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"],
-        _not_yet("fp16"),
         Field(description="of compute; master weights and sums are fp32"),
     ] = "fp32"
     optimizer: AdamWSpec = AdamWSpec()
@@ -274,7 +273,6 @@ class ZeroSpec(SpecModel):
     ] = "none"
     activation_checkpointing: Annotated[
         Literal["none", "full", "selective"],
-        _not_yet("full", "selective"),
         Field(description="recomputes activations in backward"),
     ] = "none"
     self_test: Annotated[

@@ -51,10 +51,12 @@ _TAIL = """\
 - A token file `train.bin` holds little-endian ids; `train.bin.json` beside it says how to read them:
   `{"dtype": "uint16", "vocabulary": 50257}`.
 
+- With `precision: fp16` the loss is scaled and the scale adapts. A step whose loss or gradient is not finite is skipped
+  at every precision: weights and moments stay, an event says so, and the learning rate does not advance.
+
 ## Not available yet
 
-`train.precision: fp16`, `zero.offload`, `zero.activation_checkpointing`, `zero.self_test` and
-`checkpoint.keep_best` above 0 are known and answered with "not available yet".
+`zero.offload`, `zero.self_test` and `checkpoint.keep_best` above 0 are known and answered with "not available yet".
 """
 
 
