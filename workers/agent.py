@@ -24,7 +24,8 @@ from workers.gpus import gpus
 from workers.kill_pipe import KillPipe, open_kill_pipe
 from workers.launch_register import Entry, Register
 from workers.process_table import kill_marked, marked, own_identity, wait_gone
-from workers.rank_process import ExitStatus, conclude
+from workers.rank_folders import mark_released, prune
+from workers.rank_process import RESULT_FILE, ExitStatus, end_of
 from workers.spool_progress import SpoolProgress
 from workers.spool_sender import SPOOL_FILE, Origin, ReportPost, SpoolSender
 from workers.zygote import MESSAGE_BYTES, zygote_environment
@@ -126,7 +127,12 @@ class NodeAgent:
             if not wait_gone(entry.actor, SWEEP_SECONDS):
                 raise TimeoutError(f"actor {entry.actor.pid} of rank {entry.rank} of attempt {attempt_id} lives on")
         count = kill_marked({"SHARDYARD_ATTEMPT": attempt_id})
+        folders = [Path(entry.folder) for entry in self.register.entries(attempt_id)]
         self.register.forget(attempt_id)
+        for folder in folders:
+            mark_released(folder)
+        for ranks in {folder.parent.parent for folder in folders}:
+            prune(ranks)
         return count
 
     def survivors(self, attempt_id: str) -> list[int]:
@@ -204,11 +210,17 @@ class NodeAgent:
         """Keep a zygote standing, and send what the ranks of dead actors left."""
         while True:
             time.sleep(PATROL_SECONDS)
-            if self._child is not None and self._child.poll() is not None:
-                self._raise_first()
-            for entry in list(self.register.entries()):
-                if not entry.closed and not entry.actor.alive():
-                    self._take_over(entry)
+            try:
+                self._look_around()
+            except Exception as error:  # a full disk, say: shown by ping, tried again at the next look
+                self.failure = f"patrol: {type(error).__name__}: {error}"
+
+    def _look_around(self) -> None:
+        if self._child is not None and self._child.poll() is not None:
+            self._raise_first()
+        for entry in list(self.register.entries()):
+            if not entry.closed and not entry.actor.alive():
+                self._take_over(entry)
 
     def _take_over(self, entry: Entry) -> None:
         """One try to send an orphaned rank's reports; the rank itself was ended by the kill pipe."""
@@ -217,7 +229,8 @@ class NodeAgent:
         if sender is None:
             kill_marked(entry.mark)
             folder = Path(entry.folder)
-            _conclude_for_actor(folder)
+            if not (folder / RESULT_FILE).exists():  # else the actor, or the rank, had said how it ended
+                end_of(folder, ExitStatus())
             origin = Origin(entry.attempt_id, entry.fence, entry.rank)
             sender = SpoolSender(folder, origin, ReportPost(entry.report_url, entry.report_token))
             sender.ended.set()
@@ -232,7 +245,7 @@ class NodeAgent:
     def _describe(self, entry: Entry) -> dict[str, Any]:
         result = None
         with contextlib.suppress(OSError, ValueError):
-            result = json.loads((Path(entry.folder) / "result.json").read_text())
+            result = json.loads((Path(entry.folder) / RESULT_FILE).read_text())
         progress = SpoolProgress(Path(entry.folder) / SPOOL_FILE)
         progress.look()
         return {
@@ -248,15 +261,6 @@ class NodeAgent:
             "heartbeat_age_seconds": 0.0,
             "reports_closed": entry.closed,
         }
-
-
-def _conclude_for_actor(folder: Path) -> None:
-    """Write the end of a rank whose actor died: its own word stands; else it died with its actor."""
-    if (folder / "result.json").exists():
-        return
-    result = conclude(folder, ExitStatus())
-    with (folder / SPOOL_FILE).open("a") as spool:
-        spool.write("\n" + json.dumps(result) + "\n")
 
 
 def _zygote_environment(path: tuple[str, ...]) -> dict[str, str]:

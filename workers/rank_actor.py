@@ -18,7 +18,7 @@ from typing import Any
 from workers.gpus import device_environment, gpus, visible_devices
 from workers.launch_register import Entry, Register, rank_mark
 from workers.process_table import own_identity
-from workers.rank_process import RankProcess, conclude
+from workers.rank_process import RankProcess, end_of
 from workers.spool_progress import SpoolProgress
 from workers.spool_sender import SPOOL_FILE, Origin, ReportPost, SpoolSender
 
@@ -171,12 +171,8 @@ class RankActor:
             progress.look()
             if self._orphaned():
                 (folder / STOP_FILE).touch()
-        result = conclude(folder, process.collect())
+        self.result = end_of(folder, process.collect())
         progress.look()
-        if result["outcome"] == "died":  # nobody else says so: it goes the way of the rank's own records
-            with (folder / SPOOL_FILE).open("a") as spool:
-                spool.write("\n" + json.dumps(result) + "\n")
-        self.result = result
         sender.ended.set()
         self._leave_when_orphaned(sender)
 

@@ -24,6 +24,7 @@ from workers.zygote import MARKS, MESSAGE_BYTES, STACK_FILE, STACK_SIGNAL
 
 OUTPUT_FILE = "output.log"  # contract.OUTPUT_FILE; a test compares them
 RESULT_FILE = "result.json"  # contract.RESULT_FILE
+SPOOL_FILE = "spool.jsonl"  # contract.SPOOL_FILE
 FORK_SECONDS = 10.0
 STATUS_SECONDS = 2.0
 
@@ -162,7 +163,7 @@ def _kernel_view(pid: int) -> str:
 
 
 def conclude(folder: Path, status: ExitStatus) -> dict[str, Any]:
-    """How the rank in this folder ended, as a ResultRecord; written to RESULT_FILE.
+    """How the rank in this folder ended, as a ResultRecord.
 
     The rank's own file decides; exit code, signal and peak memory are added from the zygote. No file means that it
     died: by the signal named, or, when the zygote was gone too, by one that nobody saw.
@@ -178,8 +179,21 @@ def conclude(folder: Path, status: ExitStatus) -> dict[str, Any]:
             result[name] = value
     if result["outcome"] == "died" and result.get("exit_code") is None and result.get("signal") is None:
         result["signal"] = int(signal.SIGKILL)
-    write_atomically(path, json.dumps(result))
     return dict(result)
+
+
+def end_of(folder: Path, status: ExitStatus) -> dict[str, Any]:
+    """`conclude`, kept in RESULT_FILE; a death goes the way of the rank's own records too, since nobody else says so.
+
+    A disk that takes nothing any more does not hide the end.
+    """
+    result = conclude(folder, status)
+    with contextlib.suppress(OSError):
+        write_atomically(folder / RESULT_FILE, json.dumps(result))
+        if result["outcome"] == "died":
+            with (folder / SPOOL_FILE).open("a") as spool:
+                spool.write("\n" + json.dumps(result) + "\n")
+    return result
 
 
 def write_atomically(path: Path, text: str) -> None:

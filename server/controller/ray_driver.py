@@ -29,7 +29,7 @@ from server.controller.ray_target import USUAL, RayOptions, RayTarget
 from workers.contract import AttemptId
 
 CONNECT_SECONDS = 60.0
-CALL_SECONDS = 30.0
+CALL_SECONDS = 60.0
 LAUNCH_SECONDS = 180.0
 CLOSE_SECONDS = 5.0
 DRIVER_LOG = "ray-driver.log"  # in the data folder

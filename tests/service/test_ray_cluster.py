@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ import pytest
 from server.controller.cluster import LaunchFailed, NoCapacity
 from tests.service.ray_harness import SLOTS, Harness, clean_harness, wait_for
 from workers.process_table import identify
+from workers.rank_actor import STALE_SECONDS
 
 
 @pytest.fixture
@@ -117,6 +120,20 @@ def test_a_rank_that_never_joins_is_named_by_its_step_and_stacks(ray: Harness) -
     ray.until(launch, lambda state: all(rank.pid for rank in state.ranks))
     stacks = wait_for(lambda: {r: s for r, s in ray.cluster.stacks(launch.attempt_id).items() if "ray_rank_body" in s})
     assert "in run" in stacks[1]
+    ray.released(launch)
+
+
+def test_killing_a_stuck_attempt_keeps_the_stacks_of_all_ranks(ray: Harness) -> None:
+    """One rank is stopped by a signal, the other waits for it: both stacks are in the logs, the culprit's state too."""
+    launch = ray.launch(ranks=2, steps=10_000, tags=("never_joins:1",))
+    state = ray.until(launch, lambda state: all(rank.pid for rank in state.ranks))
+    assert state.ranks[1].pid is not None
+    os.kill(state.ranks[1].pid, signal.SIGSTOP)
+    ray.until(launch, lambda state: all(rank.heartbeat_age_seconds > STALE_SECONDS for rank in state.ranks))
+    ray.cluster.kill(launch.attempt_id)
+    ray.until_closed(launch)
+    assert "in join" in ray.sink.output(launch.attempt_id, 0)
+    assert "stopped" in ray.sink.output(launch.attempt_id, 1)
     ray.released(launch)
 
 

@@ -14,7 +14,7 @@ def test_the_light_side_uses_the_names_of_the_contract() -> None:
     assert rank_actor.STOP_FILE == contract.STOP_FILE
     assert rank_process.OUTPUT_FILE == spool_sender.OUTPUT_FILE == contract.OUTPUT_FILE
     assert rank_process.RESULT_FILE == contract.RESULT_FILE
-    assert spool_sender.SPOOL_FILE == contract.SPOOL_FILE
+    assert spool_sender.SPOOL_FILE == rank_process.SPOOL_FILE == contract.SPOOL_FILE
     assert zygote.MARKS[0] == contract.ENVIRONMENT_MARK
     assert tuple(launch_register.rank_mark("attempt", 0)) == zygote.MARKS
 

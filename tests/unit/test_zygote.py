@@ -18,7 +18,7 @@ import pytest
 
 from workers.kill_pipe import KillPipe, open_kill_pipe
 from workers.process_table import identify, marked, wait_gone
-from workers.rank_process import OUTPUT_FILE, RankProcess, ZygoteGone, conclude
+from workers.rank_process import OUTPUT_FILE, ExitStatus, RankProcess, ZygoteGone, conclude, end_of
 from workers.zygote import zygote_environment
 
 ROOT = Path(__file__).parents[2]
@@ -223,9 +223,19 @@ def test_a_dead_zygote_leaves_ranks_and_says_no_status(tmp_path: Path) -> None:
 
 def test_a_rank_that_said_how_it_ended_is_believed(tmp_path: Path) -> None:
     """The result file decides; code and memory are added from the status."""
-    from workers.rank_process import ExitStatus
-
     (tmp_path / "result.json").write_text(json.dumps({"kind": "result", "outcome": "finished", "step": 7}))
-    result = conclude(tmp_path, ExitStatus(0, None, 123))
+    result = end_of(tmp_path, ExitStatus(0, None, 123))
     assert (result["outcome"], result["step"], result["exit_code"], result["peak_rss"]) == ("finished", 7, 0, 123)
     assert json.loads((tmp_path / "result.json").read_text()) == result
+
+
+def test_a_death_is_kept_in_both_files_and_a_full_disk_does_not_hide_it(tmp_path: Path) -> None:
+    """Result file and spool say it; without a folder to write to, the answer is the same."""
+    result = end_of(tmp_path, ExitStatus(None, signal.SIGSEGV, None))
+    assert (result["outcome"], result["signal"]) == ("died", signal.SIGSEGV)
+    assert (
+        json.loads((tmp_path / "spool.jsonl").read_text())
+        == result
+        == json.loads((tmp_path / "result.json").read_text())
+    )
+    assert end_of(tmp_path / "gone", ExitStatus(3))["exit_code"] == 3
