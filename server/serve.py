@@ -26,6 +26,7 @@ from server.claims import CannotServe, Half, claimed, controller_id, listen
 from server.controller import ray_driver, ray_head
 from server.controller.cluster import Cluster, ClusterUnavailable
 from server.controller.fake_cluster import FakeCluster, cpu_node, send_over_http
+from server.controller.ray_target import RayOptions
 from server.controller.reconciler import Reconciler
 from server.controller.stage import resolve_stage
 from server.db import Database
@@ -175,10 +176,11 @@ class Service:
         settings = self._settings
         if settings.fake_cluster:
             return self._fake_cluster()
+        options = RayOptions(warm_workers=settings.idle_workers)
         if settings.ray_address:
-            driver = ray_driver.connect(settings.ray_address)
+            driver = ray_driver.connect(settings.ray_address, options=options)
         else:
-            driver = ray_driver.connect_local(settings.data_dir, settings.cpu_slots_per_node)
+            driver = ray_driver.connect_local(settings.data_dir, settings.cpu_slots_per_node, options=options)
         threading.Thread(target=_connect, args=(driver,), name="connect", daemon=True).start()
         return driver
 
