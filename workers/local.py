@@ -51,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SpecError as error:
         for problem in error.problems:
             print(f"{asked.spec}: {problem}", file=sys.stderr)
-    except (BadInputError, OSError) as error:
+    except BadInputError as error:
         print(f"{asked.spec}: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"{error.filename or asked.spec}: {error.strerror or error}", file=sys.stderr)
     return BAD_INPUT
 
 
@@ -91,6 +93,7 @@ def _run(asked: Asked, display: Display) -> int:
     problems = path_problems(spec, None)
     if problems:
         raise SpecError(problems)
+    (asked.data_dir / "cache").mkdir(parents=True, exist_ok=True)
     device = _device(spec)
     spec = resolve_stage(spec, Where(device=device, device_memory_bytes=_memory_of_one(device, spec.resources.ranks)))
     folder = Path(tempfile.mkdtemp(prefix="shardyard-run-"))
