@@ -27,6 +27,8 @@ from zero_engine.activations import Activations
 from zero_engine.adamw import AdamW, Optimizer
 from zero_engine.agree import Agreement
 from zero_engine.arenas import Arenas
+from zero_engine.blame import blame
+from zero_engine.buffers import BufferWatch
 from zero_engine.clip import clip_factor, norm_of
 from zero_engine.comm import LedgerReport
 from zero_engine.config import ZeroConfig
@@ -125,7 +127,7 @@ class Engine:
         units = [self.module.get_submodule(name) for name in names]
         self._activations = Activations(units, self.config.activation_checkpointing)
         self._cast = InputCast(self.module, getattr(torch, self.config.compute_dtype))
-        self._buffers = _Buffers(self.module, self.config.buffers == "local" or self.ranks == 1)
+        self._buffers = BufferWatch(self.module, self.config.buffers == "local" or self.ranks == 1)
 
     @property
     def plan(self) -> Plan:
@@ -140,6 +142,8 @@ class Engine:
         """
         if self._tasks is not None:
             raise UsageError("a step is under way: finish its micro-batches and call engine.step() first")
+        if any(e.spec.trainable != self.parameters[e.ordinal].requires_grad for e in self.layout.entries):
+            self._refit()
         self.comm.ledger.clear()
         self.comm.ledger.page = "step"
         self._losses, self._weights = dict[int, Tensor](), dict[int, float]()
@@ -174,6 +178,28 @@ class Engine:
         except BaseException as error:
             self.comm.close(self._hooks.failure or f"{type(error).__name__}: {error}")
             raise
+
+    def _refit(self) -> None:
+        """Parameters were frozen or unfrozen: build again around weights, moments and counts."""
+        from zero_engine.refit import belongings_of, lay_down, take_up
+
+        if self._savers:
+            raise UsageError("freeze or unfreeze before engine.saver(): background saves keep their layout")
+        with self.comm.ledger.on("construction"):
+            kept = belongings_of(self._subject)
+            self._unhook()
+            lay_down(self.layout, self.parameters, kept)
+            self.layout = layout_of(self.module, self.config.units, self.optimizer)
+            self._build()
+            take_up(self.layout, self.master, kept)
+        for name in ("_subject", "_checkpoints"):
+            self.__dict__.pop(name, None)
+
+    def _unhook(self) -> None:
+        """Leave the module without hooks."""
+        self._hooks.remove()
+        self._activations.remove()
+        self._cast.remove()
 
     def _tasks_of_step(self) -> Iterator[Task]:
         for round in self._blueprint.schedule.rounds:
@@ -258,7 +284,7 @@ class Engine:
         with self._clock.phase("gather"):
             self._strategy.gather_weights()
             self._strategy.post_step()
-        problem = "" if finite else self._blame(outcome)
+        problem = "" if finite else blame(self.layout, outcome, self.completed_steps + 1)
         return self._finish(outcome, norm, finite), problem
 
     def _finish(self, outcome: Outcome, norm: float, finite: bool) -> StepResult:
@@ -269,18 +295,6 @@ class Engine:
         return StepResult(
             mean_loss(outcome), norm, not finite, outcome.flag, self._clock.take(), dict(self._last_ledger.bytes)
         )
-
-    def _blame(self, outcome: Outcome) -> str:
-        """Which micro-batch and parameter was not finite."""
-        bad = [index for index, loss in enumerate(outcome.losses) if not math.isfinite(loss)]
-        if bad:
-            return f"step {self.completed_steps}: the loss of micro-batch {bad[0]} is {outcome.losses[bad[0]]}"
-        blocks = [run for run in self.layout.runs if run.trainable for _ in range(len(run.range) // self.layout.block)]
-        first = int(torch.nonzero(~torch.isfinite(outcome.block_sums))[0])
-        inside = first - blocks.index(blocks[first])
-        start = blocks[first].start + inside * self.layout.block
-        entry = max((e for e in self.layout.entries if e.start < start + self.layout.block), key=lambda e: e.start)
-        return f"step {self.completed_steps}: the gradient near parameter '{entry.spec.name}' is not finite"
 
     def _learning_rates(self, lr: float | Sequence[float] | None) -> list[float]:
         own = [each for _, each in self.optimizer.updates()]
@@ -331,6 +345,8 @@ class Engine:
         above all in the store. Raises CheckpointError on every rank when any failed; older checkpoints stay.
         """
         self._require_boundary("save")
+        for saver in self._savers:
+            saver.wait()  # it may be at this very step
         return self._checkpoints.save(store, self.completed_steps if step is None else step, fence, progress)
 
     def saver(self, store: Place, fence: int | None = None, policy: Policy = "wait") -> Saver:
@@ -365,6 +381,8 @@ class Engine:
         when there is none.
         """
         self._require_boundary("restore")
+        for saver in self._savers:
+            saver.hold()
         self.loaded = self._checkpoints.load(store, step, folder)
         return self.loaded
 
@@ -414,34 +432,11 @@ class Engine:
         if self._farewell is not None:
             self._farewell.cancel()
         for saver in self._savers:
-            saver.close()
-        self._hooks.remove()
-        self._activations.remove()
-        self._cast.remove()
+            saver.close(abandon=error is not None)
+        self._unhook()
         if error is not None and self._hooks.failure.startswith(error):
             error = self._hooks.failure  # the same, with the module's name
         self.comm.close(error)
-
-
-class _Buffers:
-    """Sees whether training forward changes a buffer (BatchNorm), which would depend on the number of ranks."""
-
-    def __init__(self, module: nn.Module, allowed: bool) -> None:
-        self._buffers = {} if allowed else dict(module.named_buffers())
-        self._versions: dict[str, int] = {}
-
-    def remember(self) -> None:
-        """Before forward."""
-        self._versions = {name: buffer._version for name, buffer in self._buffers.items()}
-
-    def check(self) -> None:
-        """After forward. Raises ModelError naming the buffer."""
-        for name, buffer in self._buffers.items():
-            if buffer._version != self._versions[name]:
-                raise ModelError(
-                    f"training changes buffer '{name}', so its value would depend on the number of ranks; use another "
-                    'module (GroupNorm), or buffers="local" to give up equal bits'
-                )
 
 
 def _device_of(model: nn.Module) -> torch.device:

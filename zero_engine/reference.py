@@ -60,6 +60,7 @@ class Reference:
 
     def micro_batches(self) -> Iterator[int]:
         """All micro-batch numbers, seeded as the engine does."""
+        self._refit()
         micro_batches, chunk = self.config.batch_shape
         for index in range(micro_batches):
             seed = (self.config.seed * 1_000_003 + self.completed_steps) * 1_000_003 + index
@@ -70,6 +71,27 @@ class Reference:
             if (index + 1) % chunk == 0 or index + 1 == micro_batches:
                 _fold(self._total, self._chunk)
                 self._chunk = {}
+
+    def _refit(self) -> None:
+        """What was frozen since the last step loses its states, what was unfrozen starts with new ones."""
+        if all(e.spec.trainable == self._parameters[e.spec.name].requires_grad for e in self._entries):
+            return
+        declared = {entry.spec.name: entry.spec.dtype for entry in self._entries}
+        compute = self.config.compute_dtype
+        for name, parameter in self._parameters.items():
+            parameter.data = self.masters.get(name, parameter.data).to(getattr(torch, declared[name]))
+        self.layout = layout_of(self.module, self.config.units, self.optimizer)
+        self._entries = self.layout.canonical_entries
+        trainable = {e.spec.name: e for e in self._entries if e.spec.trainable}
+        before, self.masters = self.masters, {name: self._master_of(entry) for name, entry in trainable.items()}
+        self.moments = {
+            kind: {n: known[n] if n in before else _padded(torch.zeros_like(self.masters[n])) for n in trainable}
+            for kind, known in self.moments.items()
+        }
+        self.steps = {name: self.steps[name] if name in before and name in trainable else 0 for name in self.steps}
+        for name, parameter in self._parameters.items():
+            if name not in trainable:
+                parameter.data = parameter.data.to(getattr(torch, leaf_dtype(declared[name], compute)))
 
     def backward(
         self, loss: Tensor, last: bool = True, weight: float | None = None, retain_graph: bool = False
