@@ -12,8 +12,10 @@ from workers.restoring import SKIPPED, Progressed
 from workers.training import NoSaving, Saving
 from zero_engine import Engine
 from zero_engine.catalog import delete, list_checkpoints
-from zero_engine.manifest import CheckpointError, Manifest, Progress
+from zero_engine.manifest import CheckpointError, Manifest, Progress, checksum_of, folder_name
 from zero_engine.store import StoreError
+
+TOKENIZER_FILE = "tokenizer.json"  # in the checkpoint's folder
 
 
 class StoreSaving:
@@ -22,12 +24,14 @@ class StoreSaving:
     def __init__(self, order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -> None:
         self._order, self._engine, self._data, self._reporter = order, engine, data, reporter
         self._store = open_store(order.store_url)
+        self._tokenizer = data.tokenizer.read_bytes() if data.tokenizer else b""
 
     def save(self, progressed: Progressed, eval_loss: float | None, *, must: bool) -> None:
         """Save the state. A save that fails is an event; with `must`, it raises CheckpointError."""
         step = progressed.completed
         self._reporter.phase("saving")
         begun = time.monotonic()
+        self._put_tokenizer(step)
         try:
             manifest = self._engine.save(self._store, step, self._order.fence, self._progress(progressed))
         except CheckpointError as error:
@@ -41,12 +45,21 @@ class StoreSaving:
                 self._remove_oldest()
         self._reporter.phase("training")
 
+    def _put_tokenizer(self, step: int) -> None:
+        """Beside the shards, before the manifest: what turns text into this model's tokens goes where its weights go."""
+        if self._tokenizer and self._order.rank == 0:
+            try:
+                self._store.put(f"{folder_name(step, self._order.fence)}/{TOKENIZER_FILE}", self._tokenizer)
+            except StoreError as error:  # the others are on their way into the save, which will meet the same store
+                self._reporter.event("checkpoint.no_tokenizer", f"the tokenizer was not stored: {error}", step=step)
+
     def _progress(self, progressed: Progressed) -> Progress:
         train = self._order.spec.train
         return Progress(
             data_cursor=progressed.completed * train.global_batch,
             data_hash=self._data.content_hash,
             schedule={**train.schedule.model_dump(mode="json"), "steps": train.steps},
+            tokenizer=checksum_of(self._tokenizer) if self._tokenizer else "",
             extra={SKIPPED: progressed.skipped},
         )
 

@@ -144,9 +144,13 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_word(mlp: Path) -> None:
 
 
 def test_other_data_is_refused_on_resume(gpt: Path) -> None:
-    """Property: a checkpoint goes on with its own tokens alone."""
+    """Property: a checkpoint goes on with its own tokens alone, and its tokenizer stands beside it."""
+    from tokenizers import Tokenizer
+
     store = str(gpt.parent / "checkpoints")
     assert run(gpt, "--checkpoints", store).code == 0
+    (folder,) = Path(store).glob("step-*")
+    assert Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() == 300
     with (gpt.parent / "text.txt").open("a") as text:
         text.write("one more line\n")
     resumed = run(gpt, "--set", "train.steps=5", "--checkpoints", store, "--resume")

@@ -136,6 +136,16 @@ def test_a_cache_that_lost_its_files_is_made_again(tmp_path: Path) -> None:
     assert prepare_text(text_of(folder), tmp_path / "cache").content_hash == first.content_hash
 
 
+def test_what_a_killed_process_left_is_removed_a_day_later(tmp_path: Path) -> None:
+    """Property: an old draft goes when the next text is prepared, a fresh one may still be written to."""
+    old, fresh = (tmp_path / "cache" / "text" / f".draft-{name}" for name in ("old", "fresh"))
+    for draft in (old, fresh):
+        draft.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    prepare_text(text_of(write_folder(tmp_path / "texts")), tmp_path / "cache")
+    assert not old.exists() and fresh.exists()
+
+
 def prepare_and_tell(path: str, cache: str, said: Any) -> None:
     prepare_text(text_of(Path(path)), Path(cache), said.put)
 

@@ -39,6 +39,7 @@ class Data(Protocol):
     """Training and validation samples in an order that depends on the seed alone."""
 
     content_hash: str  # 64 hex digits; a resume on other data is refused
+    tokenizer: Path | None  # file that `tokenizers` reads, kept with every checkpoint
     outputs: int  # classes, or vocabulary
     inputs: int  # width of an input vector; the vocabulary for tokens
     units_per_sample: int  # tokens of a sequence; 1 for an image
@@ -65,11 +66,12 @@ class TokenBatches:
         context: int,
         shape: BatchShape,
         content_hash: str,
+        tokenizer: Path | None = None,
     ) -> None:
         self._train, self._validation, self._shape, self._context = train, validation, shape, context
         self.inputs = self.outputs = vocabulary
         self.units_per_sample = context
-        self.content_hash = content_hash
+        self.content_hash, self.tokenizer = content_hash, tokenizer
         self.num_samples = max(0, len(train) - 1) // context
         if not self.num_samples:
             raise DataError(
@@ -101,6 +103,7 @@ class ArrayBatches:
     """Vectors with a class each; every tenth is held out."""
 
     units_per_sample = 1
+    tokenizer: Path | None = None
 
     def __init__(
         self, inputs: NDArray[np.float32], targets: NDArray[np.int64], *, shape: BatchShape, content_hash: str

@@ -13,12 +13,14 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 Note = dict[str, Any]
+STALE_SECONDS = 86400.0
 
 
 def files_key(files: Iterable[Path], *settings: str) -> str:
@@ -49,6 +51,7 @@ def published(folder: Path, fill: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale_drafts(folder.parent)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
     try:
         fill(draft)
@@ -59,6 +62,13 @@ def published(folder: Path, fill: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def _remove_stale_drafts(folder: Path) -> None:
+    """What processes killed in the middle left behind, once nobody can be working on it any more."""
+    for draft in folder.glob(".draft-*"):
+        if time.time() - draft.stat().st_mtime > STALE_SECONDS:
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ def open_data(spec: JobSpec, cache: Path, announce: Callable[[str], None] = lamb
                 context=context_of(spec),
                 shape=shape,
                 content_hash=text.content_hash,
+                tokenizer=text.tokenizer,
             )
         case TokensData():
             return _open_tokens(spec, spec.data, shape, cache)

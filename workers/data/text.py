@@ -14,6 +14,7 @@ from pathlib import Path
 
 from workers.data.cache import Note, files_key, noted, published
 from workers.data.documents import content_key, document_files, read_documents, split
+from workers.data.errors import DataError
 from workers.data.token_file import TokenFile, file_hash, open_tokens, write_tokens
 from workers.data.tokenizer import train_tokenizer
 from workers.spec import TextData
@@ -47,7 +48,10 @@ def prepare_text(spec: TextData, cache: Path, announce: Callable[[str], None] = 
         folder = cache / "text" / content_key(contents, *settings)
         if not folder.is_dir():
             announce(f"tokenizing {len(contents):,} documents of {sum(map(len, contents)) / 1e6:,.1f} MB")
-        published(folder, lambda draft: _fill(draft, spec, contents))
+        try:
+            published(folder, lambda draft: _fill(draft, spec, contents))
+        except OSError as error:
+            raise DataError(f"the cache folder {cache} cannot be written: {error.strerror}") from error
         return {"folder": folder.name}
 
     def is_there(note: Note) -> bool:

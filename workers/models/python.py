@@ -10,9 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from workers.spec import PythonModel
-
-OUR_PACKAGES = ("server", "workers", "zero_engine")
+from workers.spec.models import OUR_PACKAGES, PythonModel
 
 
 class EntryError(Exception):
@@ -55,7 +53,7 @@ def gives_its_own_loss(model: nn.Module) -> bool:
 
 
 def _refuse_our_names(folder: Path) -> None:
-    for name in OUR_PACKAGES:
+    for name in sorted(OUR_PACKAGES):
         if (folder / name).is_dir() or (folder / f"{name}.py").is_file():
             raise EntryError(f"model.path {folder} holds {name}, a name that belongs to Shardyard itself; rename it")
 
