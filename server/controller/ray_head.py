@@ -5,6 +5,7 @@ The head runs in its own session, so that killing the server does not end the jo
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
@@ -156,15 +157,16 @@ def _try_start(folder: Path, token_path: str, temp: Path, mark: str, slots: int,
     ports = free_ports(8)
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
-        f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}", f"--dashboard-agent-listen-port={ports[2]}",
-        f"--dashboard-agent-grpc-port={ports[3]}", f"--runtime-env-agent-port={ports[4]}",
-        f"--metrics-export-port={ports[5]}", "--include-dashboard=false", "--include-log-monitor=false",
-        "--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={temp / RAY_FOLDER}",
-
+        f"--port={ports[0]}", f"--dashboard-agent-listen-port={ports[2]}", f"--dashboard-agent-grpc-port={ports[3]}",
+        f"--runtime-env-agent-port={ports[4]}", f"--metrics-export-port={ports[5]}", "--include-dashboard=false",
+        "--include-log-monitor=false", "--disable-usage-stats",
+        f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={temp / RAY_FOLDER}",
         f"--num-cpus={slots}", "--log-color=false",
     ]  # fmt: skip
     if gpus is not None:
         command.append(f"--num-gpus={gpus}")
+    if importlib.util.find_spec("grpc") is not None:  # without it Ray has no client server and refuses the option
+        command.append(f"--ray-client-server-port={ports[1]}")
     metric_ports = {"AUTOSCALER_METRIC_PORT": str(ports[6]), "DASHBOARD_METRIC_PORT": str(ports[7])}
     environment = _head_environment(token_path, mark) | metric_ports
     log = folder / "ray-head.log"
