@@ -41,12 +41,7 @@ _REASONS: tuple[Reason, ...] = (
         "free",
         "Needs {ranks} {device} slots at once; {free} of {total} are free.",
     ),
-    Reason(
-        "reserved",
-        Status.QUEUED,
-        "free",
-        "{free} slots are free and kept for job {ahead}, which is ahead in the queue.",
-    ),
+    Reason("reserved", Status.QUEUED, "free", "Waiting in line: free {device} slots are kept for the jobs ahead."),
     Reason("quota", Status.QUEUED, "free", "Needs {ranks} slots; the quota of {quota} has {used} in use."),
     Reason("backoff", Status.QUEUED, "free", "Trying again at {until} after: {message}"),
     Reason("cluster_unavailable", Status.QUEUED, "free", "The cluster does not answer: {message}"),

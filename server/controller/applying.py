@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import select
@@ -28,6 +28,7 @@ from workers.contract import AttemptId
 from zero_engine.store import StoreError
 
 log = logging.getLogger("shardyard.controller")
+EXPLAINED_AT_ONCE = 200
 NOT_RELEASED = frozenset(AttemptStatus) - {AttemptStatus.RELEASED}
 
 
@@ -63,8 +64,13 @@ class Applier:
         self.wake = wake
         self.running = Running()
 
-    async def apply(self, command: actions.Command) -> None:
-        """Do it. Raises ClusterUnavailable, LeaseLost, StoreError; while still wanted, it comes again."""
+    async def apply(self, commands: Sequence[actions.Command]) -> None:
+        """Do them one after the other. Raises what the first failing one raised; while still wanted, it comes again."""
+        await self._explain([c for c in commands if isinstance(c, actions.Explain)])
+        for command in commands:
+            await self._apply(command)
+
+    async def _apply(self, command: actions.Command) -> None:
         match command:
             case actions.Adopt():
                 await self._adopt(command)
@@ -85,7 +91,7 @@ class Applier:
             case actions.Start():
                 await self._start(command)
             case actions.Explain():
-                await self._explain(command)
+                return  # written with its like
             case actions.Delete():
                 self._delete(command)
 
@@ -203,7 +209,20 @@ class Applier:
             attempt=attempt.number,
             values=values,
         )
-        assert moved is not None, f"job {job.id}: {row.status} does not lead to {end.status}"
+        if moved is None:  # a fault of ours must not keep a job live for ever
+            log.error("job.requeue_failed job=%s old=%s new=%s", job.id, row.status, end.status)
+            await self._fail_move(tx, job, attempt, f"{row.status} does not lead to {end.status}")
+
+    async def _fail_move(self, tx: Tx, job: JobFacts, attempt: attempts.AttemptRecord, why: str) -> None:
+        await jobs.transition(
+            tx,
+            job.id,
+            Status.FAILED,
+            actor="controller",
+            reason="requeue_failed",
+            data={"message": why},
+            attempt=attempt.number,
+        )
 
     async def _sweep(self, command: actions.Sweep) -> None:
         await asyncio.to_thread(self._kill_and_release, command.attempt_id)
@@ -232,17 +251,21 @@ class Applier:
             log.error("attempt.launch_unwritten attempt=%s error=%r", attempt_id, task.exception())
         self.wake()
 
-    async def _explain(self, command: actions.Explain) -> None:
-        async with self.leadership.write() as tx:
-            if command.status is Status.QUEUED:
-                await self._explain_waiting(tx, command)
-                return
-            job = await jobs.lock(tx, command.job_id)
-            if job is None or job.status is not command.status or job.desired is not Desired.RUN:
-                return
-            await jobs.set_values(tx, job.id, reason=command.reason, reason_data=command.data)
-            message = sentence(command.reason, command.data)
-            await events.append(tx, job.id, f"job.{command.reason}", message, actor="controller", data=command.data)
+    async def _explain(self, commands: Sequence[actions.Explain]) -> None:
+        """Write the reasons of many jobs, a few hundred in one transaction."""
+        for start in range(0, len(commands), EXPLAINED_AT_ONCE):
+            async with self.leadership.write() as tx:
+                for command in commands[start : start + EXPLAINED_AT_ONCE]:
+                    waiting = command.status is Status.QUEUED
+                    await (self._explain_waiting(tx, command) if waiting else self._explain_live(tx, command))
+
+    async def _explain_live(self, tx: Tx, command: actions.Explain) -> None:
+        job = await jobs.lock(tx, command.job_id)
+        if job is None or job.status is not command.status or job.desired is not Desired.RUN:
+            return
+        await jobs.set_values(tx, job.id, reason=command.reason, reason_data=command.data)
+        message = sentence(command.reason, command.data)
+        await events.append(tx, job.id, f"job.{command.reason}", message, actor="controller", data=command.data)
 
     async def _explain_waiting(self, tx: Tx, command: actions.Explain) -> None:
         before = await jobs.get(tx.connection, command.job_id)

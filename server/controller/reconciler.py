@@ -200,18 +200,14 @@ class Reconciler:
         task.add_done_callback(lambda done: self._busy.pop(key, None))
 
     async def _carry_out(self, commands: Sequence[actions.Command]) -> None:
-        for command in commands:
-            try:
-                await self._applier.apply(command)
-            except ClusterUnavailable as error:
-                log.warning("controller.cluster_unavailable command=%s error=%s", command, error)
-                break
-            except LeaseLost:
-                log.warning("controller.lease_lost command=%s", command)
-                break
-            except Exception:  # the next look plans it again
-                log.exception("controller.command_failed command=%s", command)
-                break
+        try:
+            await self._applier.apply(commands)
+        except ClusterUnavailable as error:
+            log.warning("controller.cluster_unavailable commands=%s error=%s", commands, error)
+        except LeaseLost:
+            log.warning("controller.lease_lost commands=%s", commands)
+        except Exception:  # the next look plans it again
+            log.exception("controller.command_failed commands=%s", commands)
         self.wake()
 
     async def _keep_store(self) -> None:

@@ -227,15 +227,17 @@ BOTH = ("sqlite", "postgresql")
 
 def in_world(
     slots: int = 4, databases: tuple[str, ...] = ("sqlite",), **settings: Any
-) -> Callable[[Callable[[World], Awaitable[None]]], Callable[..., None]]:
-    """A test that is an `async def` with a World, on each of `databases`."""
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """A test that is an `async def` with a World (and monkeypatch, if it asks), on each of `databases`."""
 
-    def decorate(test: Callable[[World], Awaitable[None]]) -> Callable[..., None]:
-        def run(tmp_path: Path, database_url: str) -> None:
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        def run(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+            given = {"monkeypatch": monkeypatch} if "monkeypatch" in inspect.signature(test).parameters else {}
+
             async def live() -> None:
                 world = await World.build(tmp_path, database_url, (cpu_node("node", slots),), **settings)
                 try:
-                    await test(world)
+                    await test(world, **given)
                 finally:
                     await world.database.close()
 

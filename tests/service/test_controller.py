@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from server import lifespan
+from server.controller import applying
 from server.controller.actions import Start
 from server.controller.cluster import LaunchFailed, NoCapacity
-from server.rows import attempts
+from server.rows import attempts, jobs
 from server.states import Action, AttemptStatus, Desired, Status
 from tests.service.controller_world import BOTH, Fault, World, in_world
-from workers.contract import JobId
+from workers.contract import AttemptId, JobId
 
 
 @in_world(databases=BOTH)
@@ -318,6 +323,61 @@ async def _checkpoint_ids(world: World, job: str) -> list[str]:
     return [c.id for c in await world.checkpoints(job)]
 
 
+@in_world()
+async def test_a_release_that_fails_is_tried_again_and_the_reason_stays_the_first(world: World) -> None:
+    """Trouble while tidying up neither hides what happened nor stops the controller."""
+    release, calls = world.cluster.release, []
+
+    def stubborn(attempt_id: AttemptId) -> None:
+        calls.append(attempt_id)
+        if len(calls) < 3:
+            raise RuntimeError("teardown trouble")
+        release(attempt_id)
+
+    world.cluster.release = stubborn  # type: ignore[method-assign]
+    world.cluster.faults = [Fault("raise", step=3)]
+    job = await world.submit()
+    failed = await world.until_status(job, Status.FAILED)
+    assert (failed.reason, len(calls)) == ("user_error", 3)
+
+
+@in_world()
+async def test_a_write_that_failed_is_made_up_for_at_the_next_look(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt is released on the cluster, the row not yet: no leak, no second release needed, no lost end."""
+    usual, failures = jobs.transition, [1, 2]
+
+    async def broken(tx: Any, job_id: str, new: Status, **facts: Any) -> Status | None:
+        if new is Status.SUCCEEDED and failures:
+            failures.pop()
+            raise RuntimeError("the database is full")
+        return await usual(tx, job_id, new, **facts)
+
+    monkeypatch.setattr(jobs, "transition", broken)
+    job = await world.submit(steps=3)
+    await world.until_status(job, Status.SUCCEEDED)
+    assert not failures
+    assert world.free_slots() == 4
+
+
+@in_world()
+async def test_a_move_that_the_table_forbids_fails_the_job_with_a_reason_of_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of ours is shown as such; it never ends as success and never leaves a job live for ever."""
+    usual = applying.finish
+
+    def wrong(*given: Any) -> Any:
+        return replace(usual(*given), status=Status.PAUSED)
+
+    monkeypatch.setattr(applying, "finish", wrong)
+    job = await world.submit(steps=3)
+    failed = await world.until_status(job, Status.FAILED)
+    assert failed.reason == "requeue_failed"
+    assert world.free_slots() == 4
+
+
 # --- restart and adoption ---------------------------------------------------------------------------------------------
 
 
@@ -540,8 +600,6 @@ async def test_a_deleted_job_leaves_neither_rows_nor_files(world: World) -> None
         await world.look()
     assert not store.exists()
     async with world.database.read() as connection:
-        from server.rows import jobs
-
         assert await jobs.get(connection, job) is None
 
 
@@ -564,8 +622,6 @@ async def test_a_deletion_that_fails_says_why_and_can_be_tried_again(world: Worl
     assert await world.act(Action.DELETE, job)
     await world.look(3)
     async with world.database.read() as connection:
-        from server.rows import jobs
-
         assert await jobs.get(connection, job) is None
 
 

@@ -106,7 +106,7 @@ def test_a_killed_server_is_replaced_under_the_training_job(home: Home) -> None:
     assert home.digest(job) == expected
     shown = home.served.job(job)
     assert shown["attempt"] == 1
-    answer = home.served.client.get(f"/v1/jobs/{job}/metrics", params={"names": "loss", "width": 5000}).json()
+    answer = home.served.client.get(f"/v1/jobs/{job}/metrics", params={"names": "loss", "width": 3000}).json()
     (series,) = answer["series"]
     assert [point["step"] for point in series["points"]] == list(range(1, STEPS + 1))
 

@@ -89,7 +89,7 @@ def test_a_job_larger_than_the_cluster_waits_with_the_numbers_and_blocks_nobody(
 
 
 def test_a_big_job_is_not_starved_by_small_ones() -> None:
-    """One slot is free and a job of four is ahead: the slot is kept for it, and the small one says for whom."""
+    """One slot is free and a job of four is ahead: the slot is kept for it, and the small one says that it waits."""
     running = attempt("r", "running", 3)
     snapshot = look(
         job("running", 3, status=Status.RUNNING),
@@ -101,8 +101,13 @@ def test_a_big_job_is_not_starved_by_small_ones() -> None:
     )
     assert started(snapshot) == []
     assert reasons(snapshot) == {"big": "waiting_for_slots", "small": "reserved"}
-    (small,) = [c for c in plan(snapshot, NOW) if isinstance(c, Explain) and c.job_id == "small"]
-    assert small.data["ahead"] == "big"
+
+
+def test_a_long_line_is_not_explained_again_when_its_head_changes() -> None:
+    """Of a thousand jobs in line only the one that comes to the front gets another reason."""
+    held = {"ranks": 1, "device": "cpu"}
+    line = [job(f"j{n}", 1, after=n, reason="reserved", reason_data=held) for n in range(1000)]
+    assert list(reasons(look(*line, nodes=(node(2, 0),)))) == ["j0"]
 
 
 def test_slots_of_another_device_are_not_held_by_a_waiting_job() -> None:
