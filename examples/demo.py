@@ -134,15 +134,15 @@ def show_bar(client: Client, job_id: str) -> None:
 
 
 def show_lines(client: Client, job_id: str) -> None:
-    """A line per tenth of the way and per change of state."""
-    shown: tuple[str, int] | None = None
+    """A line per tenth of the way and per change of state or of what it waits for."""
+    shown: tuple[str, str, int] | None = None
     for _ in client.changes(job_id):
         job = client.get(f"/v1/jobs/{job_id}")
-        mark = (job["status"], 10 * job["step"] // max(job["steps"], 1))
+        waiting = job["reason"]["sentence"] if job["reason"] and job["status"] in ("queued", "starting") else ""
+        mark = (job["status"], waiting, 10 * job["step"] // max(job["steps"], 1))
         if mark != shown:
-            print(
-                f"{job['status']:>10}  step {job['step']}/{job['steps']}  loss {number_text(job['loss'])}", flush=True
-            )
+            progress = waiting or f"step {job['step']}/{job['steps']}  loss {number_text(job['loss'])}"
+            print(f"{job['status']:>10}  {progress}", flush=True)
         shown = mark
         if is_at_rest(job):
             return
