@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -45,12 +45,14 @@ from zero_engine.plan import Blueprint, Plan
 from zero_engine.precision import InputCast
 from zero_engine.stages import STRATEGIES
 from zero_engine.strategy import Setting, Task
-from zero_engine.trace import PhaseClock
+from zero_engine.trace import PhaseClock, write_trace
 
 if TYPE_CHECKING:  # checkpoint files load xxhash, which a plain training run can do without
     from zero_engine.checkpoint import Checkpoints, Loaded, Place
     from zero_engine.manifest import Manifest, Progress
+    from zero_engine.refit import Belongings
     from zero_engine.saver import Policy, Saver
+    from zero_engine.self_test import LossOf
     from zero_engine.state import Subject
 
 
@@ -98,6 +100,7 @@ class Engine:
         self._task: Task | None = None  # the micro-batch under way
         self.loss_scale = loss_scale_of(config.precision, config.loss_scale, config.loss_scale_growth)
         self._last_ledger = LedgerReport({}, {})
+        self._trace: tuple[str | os.PathLike[str], int] | None = None  # where to, and after which step
         self._farewell: Timer | None = None  # tells waiting ranks that this one has left its loop
         self.loaded: Loaded | None = None  # the checkpoint this engine started from
         self._savers: list[Saver] = []  # background saves, which must have copied the state before it changes
@@ -181,12 +184,18 @@ class Engine:
 
     def _refit(self) -> None:
         """Parameters were frozen or unfrozen: build again around weights, moments and counts."""
-        from zero_engine.refit import belongings_of, lay_down, take_up
+        from zero_engine.refit import belongings_of
 
         if self._savers:
             raise UsageError("freeze or unfreeze before engine.saver(): background saves keep their layout")
         with self.comm.ledger.on("construction"):
-            kept = belongings_of(self._subject)
+            self._build_again(belongings_of(self._subject))
+
+    def _build_again(self, kept: Belongings) -> None:
+        """A new layout and new memory around what is kept."""
+        from zero_engine.refit import lay_down, take_up
+
+        with self.comm.ledger.on("construction"):
             self._unhook()
             lay_down(self.layout, self.parameters, kept)
             self.layout = layout_of(self.module, self.config.units, self.optimizer)
@@ -291,9 +300,13 @@ class Engine:
         self.completed_steps += 1
         self._tasks = None
         self._last_ledger = self.comm.ledger.report()
+        seconds = self._clock.take()
+        if self._trace is not None and self.completed_steps >= self._trace[1]:
+            write_trace(self._trace[0], self.rank, self._clock.recorded())
+            self._trace = None
         self.comm.ledger.page = "evaluation"
         return StepResult(
-            mean_loss(outcome), norm, not finite, outcome.flag, self._clock.take(), dict(self._last_ledger.bytes)
+            mean_loss(outcome), norm, not finite, outcome.flag, seconds, dict(self._last_ledger.bytes)
         )
 
     def _learning_rates(self, lr: float | Sequence[float] | None) -> list[float]:
@@ -418,6 +431,29 @@ class Engine:
         from zero_engine.full import export_safetensors
 
         export_safetensors(self._subject, path)
+
+    def trace(self, path: str | os.PathLike[str], steps: int = 3) -> None:
+        """Write the next `steps` steps as a Chrome trace; "{rank}" in the path becomes this rank's number."""
+        self._trace = (path, self.completed_steps + steps)
+        self._clock.record()
+
+    def self_test(self, build: Callable[[], nn.Module], loss_of: LossOf) -> None:
+        """Two steps in this configuration against the plain loop, compared bit for bit; then everything is put back.
+
+        `build` makes the model anew, `loss_of(module, step, index)` gives a micro-batch's loss. Every rank runs the
+        whole plain loop, so it needs the memory of one full model. Raises DivergedError naming a parameter.
+        """
+        from zero_engine.refit import belongings_of
+        from zero_engine.self_test import compare, reference_after, run_steps
+
+        if self.completed_steps or self._tasks is not None or self._savers:
+            raise UsageError("self_test belongs before the first step and before engine.saver()")
+        start, scale = belongings_of(self._subject), self.loss_scale
+        run_steps(self, loss_of)
+        digest, end = self.digest(), belongings_of(self._subject)
+        self._build_again(start)
+        self.completed_steps, self.loss_scale = 0, scale
+        compare(digest, reference_after(build, self.config, self.optimizer, start, loss_of), end.weights)
 
     def memory(self) -> dict[str, int]:
         """Bytes the engine owns on this rank, by category; equals `engine.plan.memory[rank]`."""
