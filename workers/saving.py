@@ -46,7 +46,7 @@ class StoreSaving:
         self._reporter.phase("training")
 
     def _put_tokenizer(self, step: int) -> None:
-        """Beside the shards, before the manifest: what turns text into this model's tokens goes where its weights go."""
+        """Beside the shards, before the manifest: what turns text into a model's tokens goes where its weights go."""
         if self._tokenizer and self._order.rank == 0:
             try:
                 self._store.put(f"{folder_name(step, self._order.fence)}/{TOKENIZER_FILE}", self._tokenizer)
