@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -72,6 +73,7 @@ class Gate:
         self._database = database
         self._monotonic = monotonic
         self._known: dict[str, tuple[float, Principal]] = {}  # secret hash -> (until, who)
+        self._attempts: dict[str, str] = {}  # attempt id -> hash of its report token, which never changes
         self._hosts = _known_hosts(settings)
 
     async def principal(self, request: Request) -> Principal:
@@ -91,6 +93,21 @@ class Gate:
             self._known.clear()
         self._known[key] = (self._monotonic() + REMEMBERED_SECONDS, found)
         return found
+
+    async def check_attempt(self, request: Request, attempt_id: str) -> None:
+        """Let only the ranks of an attempt report for it. Raises ApiError 401."""
+        secret = bearer(request)
+        if secret is None:
+            raise _unauthorized("A report needs the token of its attempt.")
+        stored = self._attempts.get(attempt_id)
+        if stored is None:
+            async with self._database.read() as connection:
+                stored = await users.report_token_hash(connection, attempt_id)
+        if stored is None or not secrets.compare_digest(stored, users.secret_hash(secret)):
+            raise _unauthorized("This is not the token of that attempt.")
+        if len(self._attempts) > 1000:
+            self._attempts.clear()
+        self._attempts[attempt_id] = stored
 
     async def log_in(self, secret: str) -> str:
         """Trade a token for a session secret. Raises ApiError 401."""

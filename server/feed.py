@@ -88,6 +88,8 @@ class Feed:
 
     async def stream(self, job_id: str | None, last_id: int | None) -> AsyncIterator[str]:
         """SSE text for one tab: what it missed since `last_id`, then everything as it comes, with heartbeats."""
+        if not self._subscribers:
+            await self._read()  # nobody listened, so nobody read
         subscriber = Subscriber(job_id)
         self._subscribers.add(subscriber)
         try:
@@ -155,7 +157,8 @@ class Feed:
             self._wake.clear()
             polls += 1
             try:
-                await self._read()
+                if self._subscribers:
+                    await self._read()
                 if polls % PRUNE_EVERY == 0:
                     async with self._database.write() as tx:
                         await rows.prune(tx)
@@ -163,6 +166,10 @@ class Feed:
                 log.warning("feed.database_error error=%s", error)
 
     async def _read(self) -> None:
+        if not self._subscribers:  # whoever comes next begins with what is newest then
+            async with self._database.read() as connection:
+                self.last_id = (await rows.span(connection)).newest
+            return
         async with self._database.read() as connection:
             entries = await rows.after(connection, self.last_id)
         for entry in entries:

@@ -266,8 +266,6 @@ class Series(Base):
     attempt: Mapped[int]
     rank: Mapped[int]
     name: Mapped[str]
-    num_chunks: Mapped[int] = mapped_column(default=0)
-    tail_count: Mapped[int] = mapped_column(default=0)
 
     __table_args__ = (UniqueConstraint("attempt_id", "name", "rank"),)
 
@@ -278,6 +276,8 @@ class SeriesStats(Base):
     __tablename__ = "series_stats"
 
     series_id: Mapped[int] = mapped_column(BigKey, ForeignKey("series.id", ondelete="CASCADE"), primary_key=True)
+    num_chunks: Mapped[int] = mapped_column(default=0)
+    tail_count: Mapped[int] = mapped_column(default=0)  # at most so many points in the tail
     count: Mapped[int] = mapped_column(default=0)
     non_finite: Mapped[int] = mapped_column(default=0)
     out_of_order: Mapped[int] = mapped_column(default=0)

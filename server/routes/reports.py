@@ -7,11 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 
-from server.auth import bearer
 from server.db import Tx
 from server.errors import ApiError
-from server.routes.state import ERRORS, Db, TheSettings
-from server.rows import reports, users
+from server.routes.state import ERRORS, Db, TheGate, TheSettings
+from server.rows import reports
 from server.views import FieldProblem
 from workers.contract import ReportBatch, ReportReply
 
@@ -40,15 +39,10 @@ _BODY: dict[str, Any] = {
 
 
 @router.post("/reports", operation_id="postReport", openapi_extra=_BODY)
-async def post_report(request: Request, database: Db, settings: TheSettings) -> ReportReply:
+async def post_report(request: Request, database: Db, gate: TheGate, settings: TheSettings) -> ReportReply:
     """Apply a batch once; the answer names the highest batch applied, from which the sender goes on."""
     batch = _batch(await request.body())
-    secret = bearer(request)
-    if secret is None:
-        raise ApiError(401, "A report needs the token of its attempt.", headers={"WWW-Authenticate": "Bearer"})
-    async with database.read() as connection:
-        if not await users.report_token_matches(connection, batch.attempt_id, secret):
-            raise ApiError(401, "This is not the token of that attempt.", headers={"WWW-Authenticate": "Bearer"})
+    await gate.check_attempt(request, batch.attempt_id)
 
     async def work(tx: Tx) -> int:
         return (await reports.apply(tx, batch, settings.log_bytes_per_attempt)).seq

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
-from server.models import PointChunk, PointTail, Rollup, Series
+from server.models import PointChunk, PointTail, Rollup
 from server.points import CHUNK_POINTS, COLUMNS, LEVELS, Buckets, Points, merge, pack, roll_up, roll_up_again, unpack
 from server.rows.numbers import join, split
 
@@ -37,13 +38,21 @@ async def put_tail(tx: Tx, batches: Sequence[tuple[int, Points]]) -> None:
     await tx.execute(statement, rows)
 
 
-async def seal(tx: Tx, series_id: int, num_chunks: int) -> int:
-    """Turn every whole 512 points of the tail into a chunk; returns how many stay."""
+@dataclass(frozen=True)
+class TailState:
+    """How far a series is sealed."""
+
+    num_chunks: int
+    count: int  # points in the tail, at most
+
+
+async def seal(tx: Tx, series_id: int, num_chunks: int) -> TailState:
+    """Turn every whole 512 points of the tail into a chunk."""
     tail = await _tail(tx.connection, series_id)
     whole = len(tail) // CHUNK_POINTS * CHUNK_POINTS
     if not whole:
-        return len(tail)
-    chunks = [tail.cut(start, start + CHUNK_POINTS) for start in range(0, whole, CHUNK_POINTS)]
+        return TailState(num_chunks, len(tail))
+    sealed = [tail.cut(start, start + CHUNK_POINTS) for start in range(0, whole, CHUNK_POINTS)]
     await tx.execute(
         insert(PointChunk),
         [
@@ -55,14 +64,13 @@ async def seal(tx: Tx, series_id: int, num_chunks: int) -> int:
                 "count": len(chunk),
                 "points": pack(chunk),
             }
-            for index, chunk in enumerate(chunks)
+            for index, chunk in enumerate(sealed)
         ],
     )
     last = int(tail.steps[whole - 1])
     await tx.execute(delete(PointTail).where(PointTail.series_id == series_id, PointTail.step <= last))
     await _roll_up(tx, series_id, int(tail.steps[0]), last)
-    await tx.execute(update(Series).where(Series.id == series_id).values(num_chunks=num_chunks + len(chunks)))
-    return len(tail) - whole
+    return TailState(num_chunks + len(sealed), len(tail) - whole)
 
 
 async def _roll_up(tx: Tx, series_id: int, first: int, last: int) -> None:

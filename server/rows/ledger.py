@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -14,14 +15,17 @@ from server.views import LedgerEntry, LedgerView, RankLedger
 from workers.contract import LedgerRecord
 
 
-async def put(tx: Tx, owner: Owner, record: LedgerRecord) -> None:
+async def put(tx: Tx, owner: Owner, records: Sequence[LedgerRecord]) -> None:
     """Keep the newest step's traffic of a rank."""
-    values = {"step": record.step, "bytes": record.bytes, "seconds": record.seconds}
+    if not records:
+        return
+    newest = max(records, key=lambda record: record.step)
+    values = {"step": newest.step, "bytes": newest.bytes, "seconds": newest.seconds}
     statement = tx.insert(Ledger).values(attempt_id=owner.attempt_id, rank=owner.rank, **values)
     statement = statement.on_conflict_do_update(
         index_elements=["attempt_id", "rank"],
         set_={name: statement.excluded[name] for name in values},
-        where=Ledger.step <= record.step,
+        where=Ledger.step <= newest.step,
     )
     await tx.execute(statement)
     tx.changed("ledger", owner.job_id)

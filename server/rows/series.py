@@ -57,16 +57,18 @@ class _Stored:
     max: float | None
 
 
-_STATS = ("count", "non_finite", "out_of_order", "first_step", "last_step", "last", "last_flag", "min", "max")
-_STORED: dict[str, Any] = {name: getattr(Series, name) for name in ("id", "name", "num_chunks", "tail_count")} | {
-    name: getattr(SeriesStats, name) for name in _STATS
-}
-_UPDATE_STATS = (
+_NUMBERS = ("count", "non_finite", "out_of_order", "first_step", "last_step", "last", "last_flag", "min", "max")
+_KEPT = ("num_chunks", "tail_count", *_NUMBERS)
+_UPDATE = (
     update(SeriesStats)
     .where(SeriesStats.series_id == bindparam("key"))
-    .values(**{name: bindparam(f"new_{name}") for name in _STATS})
+    .values(**{name: bindparam(f"new_{name}") for name in _KEPT})
 )
-_UPDATE_TAIL = update(Series).where(Series.id == bindparam("key")).values(tail_count=bindparam("new_tail"))
+_SELECT = (
+    select(Series.id, Series.name, *(getattr(SeriesStats, name).label(name) for name in _KEPT))
+    .join(SeriesStats, SeriesStats.series_id == Series.id)
+    .where(Series.attempt_id == bindparam("of_attempt"), Series.rank == bindparam("of_rank"))
+)
 
 
 @dataclass(frozen=True)
@@ -95,16 +97,15 @@ async def append(tx: Tx, owner: Owner, records: Sequence[PointsRecord]) -> None:
         return
     known = await _stored(tx, owner, columns)
     batches = [(known[name], _points(column)) for name, column in columns.items()]
-    stats = [await _new_stats(tx, stored, points) for stored, points in batches]
-    await chunks.put_tail(tx, [(stored.id, added) for stored, added in batches])
-    await tx.execute(_UPDATE_STATS, stats)
-    tails = []
-    for stored, points in batches:
-        tail_count = stored.tail_count + len(points)
-        if tail_count >= CHUNK_POINTS:
-            tail_count = await chunks.seal(tx, stored.id, stored.num_chunks)
-        tails.append({"key": stored.id, "new_tail": tail_count})
-    await tx.execute(_UPDATE_TAIL, tails)
+    numbers = [await _new_numbers(tx, stored, points) for stored, points in batches]
+    await chunks.put_tail(tx, [(stored.id, points) for stored, points in batches])
+    updates = []
+    for (stored, points), new in zip(batches, numbers, strict=True):
+        tail = chunks.TailState(stored.num_chunks, stored.tail_count + len(points))
+        if tail.count >= CHUNK_POINTS:
+            tail = await chunks.seal(tx, stored.id, stored.num_chunks)
+        updates.append({"key": stored.id, "new_num_chunks": tail.num_chunks, "new_tail_count": tail.count, **new})
+    await tx.execute(_UPDATE, updates)
     tx.changed("metrics", owner.job_id)
 
 
@@ -123,27 +124,27 @@ def microseconds(at: datetime) -> int:
 
 
 async def _stored(tx: Tx, owner: Owner, names: Iterable[str]) -> dict[str, _Stored]:
-    """The named series of an attempt and rank, made where they do not exist."""
-    of_owner = (Series.attempt_id == owner.attempt_id) & (Series.rank == owner.rank)
-    statement = (
-        select(*(column.label(name) for name, column in _STORED.items()))
-        .join(SeriesStats, SeriesStats.series_id == Series.id)
-        .where(of_owner)
-    )
-    known = {row.name: _Stored(**row._mapping) for row in (await tx.execute(statement)).all()}
+    """The series of an attempt and rank, the named ones made where they do not exist."""
+    known = await _select(tx, owner)
     missing = [name for name in names if name not in known]
     if not missing:
         return known
     place = {"job_id": owner.job_id, "attempt_id": owner.attempt_id, "attempt": owner.attempt, "rank": owner.rank}
     await tx.execute(insert(Series), [{**place, "name": name} for name in missing])
-    without_stats = select(Series.id).where(of_owner, ~exists().where(SeriesStats.series_id == Series.id))
+    made = (Series.attempt_id == owner.attempt_id) & (Series.rank == owner.rank)
+    without_stats = select(Series.id).where(made, ~exists().where(SeriesStats.series_id == Series.id))
     ids = (await tx.execute(without_stats)).scalars().all()
     await tx.execute(insert(SeriesStats), [{"series_id": series_id} for series_id in ids])
-    return {row.name: _Stored(**row._mapping) for row in (await tx.execute(statement)).all()}
+    return await _select(tx, owner)
 
 
-async def _new_stats(tx: Tx, stored: _Stored, points: Points) -> dict[str, Any]:
-    """The stats of a series after these points, as parameters of _UPDATE_STATS."""
+async def _select(tx: Tx, owner: Owner) -> dict[str, _Stored]:
+    rows = (await tx.execute(_SELECT, {"of_attempt": owner.attempt_id, "of_rank": owner.rank})).all()
+    return {row.name: _Stored(**row._mapping) for row in rows}
+
+
+async def _new_numbers(tx: Tx, stored: _Stored, points: Points) -> dict[str, Any]:
+    """The numbers of a series after these points, as parameters of _UPDATE."""
     finite = points.values[np.isfinite(points.values)]
     late = points.between(0, -1 if stored.last_step is None else stored.last_step)
     repeated = await _num_stored(tx, stored.id, late) if len(late) else 0
@@ -194,7 +195,7 @@ async def refs(
 async def stats(connection: AsyncConnection, job_id: str) -> list[SeriesStatsView]:
     """Every series of a job in numbers; no point is read."""
     statement = (
-        select(Series.name, Series.rank, Series.attempt, *(getattr(SeriesStats, name) for name in _STATS))
+        select(Series.name, Series.rank, Series.attempt, *(getattr(SeriesStats, name) for name in _NUMBERS))
         .join(SeriesStats, SeriesStats.series_id == Series.id)
         .where(Series.job_id == job_id)
         .order_by(Series.name, Series.rank, Series.attempt)

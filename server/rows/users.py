@@ -89,7 +89,6 @@ async def principal(connection: AsyncConnection, secret: str, now: datetime) -> 
     return None if row is None else Principal(row.name, cast(Role, row.role))
 
 
-async def report_token_matches(connection: AsyncConnection, attempt_id: str, secret: str) -> bool:
-    """Whether `secret` is the report token of this attempt."""
-    stored = await connection.scalar(select(Attempt.token_hash).where(Attempt.id == attempt_id))
-    return stored is not None and secrets.compare_digest(stored, secret_hash(secret))
+async def report_token_hash(connection: AsyncConnection, attempt_id: str) -> str | None:
+    """What is stored of the report token of an attempt; None without the attempt."""
+    return await connection.scalar(select(Attempt.token_hash).where(Attempt.id == attempt_id))

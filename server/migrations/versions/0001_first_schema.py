@@ -386,8 +386,6 @@ def upgrade() -> None:
         sa.Column("attempt", sa.BigInteger(), nullable=False),
         sa.Column("rank", sa.BigInteger(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("num_chunks", sa.BigInteger(), nullable=False),
-        sa.Column("tail_count", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["attempt_id"], ["attempts.id"], name=op.f("fk_series_attempt_id_attempts"), ondelete="CASCADE"
         ),
@@ -453,6 +451,8 @@ def upgrade() -> None:
     op.create_table(
         "series_stats",
         sa.Column("series_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("num_chunks", sa.BigInteger(), nullable=False),
+        sa.Column("tail_count", sa.BigInteger(), nullable=False),
         sa.Column("count", sa.BigInteger(), nullable=False),
         sa.Column("non_finite", sa.BigInteger(), nullable=False),
         sa.Column("out_of_order", sa.BigInteger(), nullable=False),
