@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import os
 import shutil
 import tempfile
 import threading
@@ -19,7 +21,7 @@ from server.controller.ray_head import find_head, stop_head
 from server.controller.ray_target import RayOptions
 from tests.service.report_sink import ReportSink
 from workers.contract import AttemptId, JobId, LaunchOrder, Rank
-from workers.process_table import marked
+from workers.process_table import PROC, marked
 from workers.spec import JobSpec
 
 T = TypeVar("T")
@@ -37,6 +39,16 @@ def wait_for(look: Callable[[], T], seconds: float = 90.0, what: str = "") -> T:
         pause.wait(0.02)
         value = look()
     return value
+
+
+def abandoned_shared_memory() -> set[str]:
+    """Files of /dev/shm that no living process maps or holds open: what somebody left behind."""
+    held = ""
+    for process in PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            held += process.joinpath("maps").read_text()
+            held += "".join(os.readlink(link) for link in process.joinpath("fd").iterdir())
+    return {name for name in os.listdir("/dev/shm") if f"/dev/shm/{name}" not in held}
 
 
 class Harness:
