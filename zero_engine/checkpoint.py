@@ -76,6 +76,7 @@ class Checkpoints:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._agreement = subject.agreement
+        self._calls = 0  # saves asked for; the same on every rank
 
     def resolve(self, place: Place, fence: int | None) -> tuple[Store, int]:
         """The store, and the fence on which all ranks agree; None takes one above all in the store."""
@@ -100,6 +101,7 @@ class Checkpoints:
         published and older checkpoints are as they were.
         """
         subject, store = self._subject, as_store(place)
+        self._calls += 1
         with subject.comm.ledger.on("save"):
             state, folder = self._open(store, step, fence)
             if state == NEW:
@@ -146,16 +148,16 @@ class Checkpoints:
         return f"{sum(map(int, parts)) % 2**64:016x}"
 
     def _write(self, store: Store, draft: Manifest) -> None:
-        subject, problem = self._subject, ""
-        topic = f"save {draft.step}"
+        subject, problem, topic = self._subject, "", f"save {draft.step}"
+        ticket = f"{draft.folder}, call {self._calls}"
         try:
-            _write_own(store, draft, subject, topic)
+            _write_own(store, draft, subject, ticket)
         except (StoreError, CheckpointError) as error:
             problem = str(error)
         self._raise(problem, f"{topic}: shards")
         if subject.comm.rank == 0:
             try:
-                publish(store, draft, wait_for_records(store, draft.folder, draft.ranks, topic, PATIENCE_SECONDS))
+                publish(store, draft, wait_for_records(store, draft.folder, draft.ranks, ticket, PATIENCE_SECONDS))
             except (StoreError, CheckpointError) as error:
                 problem = str(error)
         self._raise(problem, f"{topic}: manifest")

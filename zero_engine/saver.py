@@ -51,6 +51,7 @@ class _Running:
     """The save under way."""
 
     draft: Manifest
+    ticket: str
     begun: float
     blocked_seconds: float
     copy_seconds: float = 0.0
@@ -71,18 +72,27 @@ class Saver:
         self._writer = WriterProcess(self._copy.descriptor, self._copy.num_bytes)
         self._running: _Running | None = None
         self._reports: list[SaveReport] = []
+        self._calls = 0  # the same on every rank
+        self._latest = -1  # step of the last save that was begun
 
     def save(self, step: int, progress: Progress | None = None) -> bool:
-        """Begin to save the state after `step`; False when the policy is to skip it."""
+        """Begin to save the state after `step`; False when the policy is to skip it, or when it is the latest again.
+
+        A step is begun once, so that all ranks do the same; after a failed save a later step is saved.
+        """
         begun = time.monotonic()
+        self._calls += 1
+        if step == self._latest:
+            return False
         draft = draft_of(self._subject, step, self._fence, progress or Progress())
         self._collect(timeout_seconds=0)
         if self._running is not None and self._policy == "skip":
             self._skip(draft)
             return False
         self._collect(timeout_seconds=None)
+        self._latest = step
         buffers = self._copy.take_buffers()
-        running = self._running = _Running(draft, begun, blocked_seconds=time.monotonic() - begun)
+        running = self._running = _Running(draft, self._ticket(draft), begun, time.monotonic() - begun)
         running.thread = threading.Thread(target=self._hand_over, args=(running, buffers), name="shardyard-save")
         running.thread.start()
         return True
@@ -101,15 +111,22 @@ class Saver:
         reports, self._reports = self._reports, []
         return reports
 
-    def finish(self) -> list[SaveReport]:
-        """Wait for the save under way; then as `poll`."""
+    def wait(self) -> None:
+        """Wait for the save under way; `poll` tells how it ended."""
         self._collect(timeout_seconds=None)
+
+    def finish(self) -> list[SaveReport]:
+        """`wait`, then `poll`."""
+        self.wait()
         return self.poll()
 
-    def close(self) -> None:
-        """Wait for the save under way and end the writer."""
-        self._collect(timeout_seconds=None)
-        self._writer.close()
+    def close(self, abandon: bool = False) -> None:
+        """Wait for the save under way and end the writer. `abandon`: kill it instead, which no checkpoint minds."""
+        if abandon:
+            self._writer.kill()
+        else:
+            self.wait()
+            self._writer.close()
         self._copy.close()
 
     def _hand_over(self, running: _Running, buffers: Staged) -> None:
@@ -120,12 +137,12 @@ class Saver:
             finally:
                 running.copied.set()
                 running.copy_seconds = time.monotonic() - running.begun - running.blocked_seconds
-            self._writer.submit(self._order(running.draft, state, buffers))
+            self._writer.submit(self._order(running, state, buffers))
         except Exception as error:  # whatever it was, it is this save's problem, not the training's
             running.error = error
 
-    def _order(self, draft: Manifest, state: list[tuple[Run, Tensor]], buffers: Staged) -> Order:
-        subject, problem, part = self._subject, "", 0
+    def _order(self, running: _Running, state: list[tuple[Run, Tensor]], buffers: Staged) -> Order:
+        subject, draft, problem, part = self._subject, running.draft, "", 0
         try:
             for run, copy in state:
                 require_finite(subject.layout, run, copy)
@@ -138,7 +155,7 @@ class Saver:
             folder=draft.folder,
             rank=rank,
             ranks=draft.ranks,
-            ticket=ticket_of(draft),
+            ticket=running.ticket,
             placed=self._copy.places(state),
             named=buffers,
             digest_part=part,
@@ -147,10 +164,14 @@ class Saver:
             problem=problem,
         )
 
+    def _ticket(self, draft: Manifest) -> str:
+        """Names this save among all tries that could meet in its folder."""
+        return f"{draft.folder}, background call {self._calls}"
+
     def _skip(self, draft: Manifest) -> None:
         """Tell rank 0 that no shard will come, so that it waits for none."""
         self._reports.append(SaveReport(draft.step, draft.folder, skipped=True))
-        refusal = Refusal("skipped: the save before it was still running", ticket_of(draft))
+        refusal = Refusal("skipped: the save before it was still running", self._ticket(draft))
         rank = self._subject.comm.rank
         threading.Thread(target=_tell, args=(self._store, draft.folder, rank, refusal), name="shardyard-skip").start()
 
@@ -168,21 +189,18 @@ class Saver:
             self._reports.append(_report(running, outcome))
 
     def _outcome(self, running: _Running, timeout_seconds: float | None) -> Outcome | None:
-        folder = running.draft.folder
-        if running.error is not None:
-            return Outcome(folder, None, None, _words(running.error), 0.0, time.monotonic() - running.begun)
-        try:
-            return self._writer.outcome(timeout_seconds)
-        except WriterDied as error:
+        """The writer's answer, or what went wrong on the way to it; then rank 0 is told, and a dead writer replaced."""
+        error = running.error
+        if error is None:
+            try:
+                return self._writer.outcome(timeout_seconds)
+            except WriterDied as death:
+                error = death
+        if isinstance(error, WriterDied):
             self._writer = WriterProcess(self._copy.descriptor, self._copy.num_bytes)
-            refusal = Refusal(str(error), ticket_of(running.draft))
-            _tell(self._store, folder, self._subject.comm.rank, refusal)
-            return Outcome(folder, None, None, str(error), 0.0, time.monotonic() - running.begun)
-
-
-def ticket_of(draft: Manifest) -> str:
-    """Names a save among all that could meet in one folder."""
-    return f"{draft.folder} at {draft.scalars['completed_steps']}"
+        problem = _words(error)
+        _tell(self._store, running.draft.folder, self._subject.comm.rank, Refusal(problem, running.ticket))
+        return Outcome(running.draft.folder, None, None, problem, 0.0, time.monotonic() - running.begun)
 
 
 def _tell(store: Store, folder: str, rank: int, refusal: Refusal) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from zero_engine.catalog import is_published
 from zero_engine.manifest import CheckpointError, Manifest, Shard
 from zero_engine.shard import (
     NamedSource,
@@ -99,6 +100,8 @@ def carry_out(
     begun = time.monotonic()
     shard, manifest, problem, written = None, None, order.problem, begun
     try:
+        if is_published(order.store, order.folder):
+            return Outcome(order.folder, None, None, f"{order.folder} is published and not written again", 0.0, 0.0)
         if not problem:
             done = write_shard(order.store, order.folder, order.rank, sources, named)
             put_record(order.store, order.folder, Record(done, order.digest_part, order.ticket))
@@ -159,6 +162,12 @@ class WriterProcess:
         """End the process: at once when idle, otherwise when its order is carried out."""
         self._connection.close()
         self._process.wait()
+
+    def kill(self) -> None:
+        """End the process at once; what it was writing is no checkpoint."""
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
 
     def _death(self) -> WriterDied:
         self.busy = False

@@ -265,6 +265,66 @@ def test_thirty_saves_leave_memory_flat(pool: Pool, tmp_path: Path) -> None:
         assert grown_kib < 4096 and grown_descriptors == 0 and not has_torch
 
 
+def save_in_both_ways_at_once(rank: Rank, root: str) -> tuple[list[bool], list[str], bool]:
+    """The same step in the background twice and then waited for: what began, problems, one digest."""
+    engine = engine_of(rank, config_of(2))
+    saver = engine.saver(root, fence=1)
+    train(engine, 1)
+    began = [saver.save(1), saver.save(1)]
+    manifest = engine.save(root, step=1, fence=1)
+    problems = [report.problem for report in saver.finish()]
+    same = manifest.digest == engine.digest()
+    engine.close()
+    return began, problems, same
+
+
+def test_one_step_is_one_checkpoint_however_often_it_is_asked_for(pool: Pool, tmp_path: Path) -> None:
+    """A save that is waited for first waits for the one under way, and then finds it published."""
+    assert pool.run(2, save_in_both_ways_at_once, str(tmp_path)) == [([True, False], [""], True)] * 2
+    assert len(list_checkpoints(LocalStore(tmp_path))) == 1
+
+
+def write_over_a_published_folder(rank: Rank, root: str) -> list[str]:
+    """A second saver under the same fence saves another state as the same step."""
+    engine = engine_of(rank, config_of(1))
+    problems = []
+    for _ in range(2):
+        train(engine, 1)
+        saver = engine.saver(root, fence=1)
+        saver.save(1)
+        problems.append(ended(saver).problem)
+        engine._agreement.tell("", "next")
+    engine.close()
+    return problems
+
+
+def test_a_published_folder_is_never_written_again(pool: Pool, tmp_path: Path) -> None:
+    """The second save is a problem, and the first checkpoint is whole."""
+    for first, second in pool.run(2, write_over_a_published_folder, str(tmp_path)):
+        assert first == "" and "not written again" in second
+    (name,) = list_checkpoints(LocalStore(tmp_path))
+    assert verify(LocalStore(tmp_path), name.folder).ok
+
+
+def fail_beside_a_save(rank: Rank, root: str) -> int:
+    """Rank 0's writer waits for rank 1, which never saves; then rank 0 fails and closes."""
+    engine = engine_of(rank, config_of(1))
+    saver = engine.saver(root, fence=1)
+    train(engine, 1)
+    if rank.rank == 0:
+        saver.save(1)
+        saver.hold()
+    engine.close("something else failed")
+    return saver._writer.pid
+
+
+def test_a_failing_rank_does_not_wait_for_its_save(pool: Pool, tmp_path: Path) -> None:
+    """Closing with an error kills the writer, which no checkpoint minds."""
+    for pid in pool.run(2, fail_beside_a_save, str(tmp_path)):
+        assert not Path(f"/proc/{pid}").exists()
+    assert list_checkpoints(LocalStore(tmp_path)) == ()
+
+
 def leave_no_process(rank: Rank, root: str) -> int:
     engine: Engine = engine_of(rank, config_of(0))
     saver = engine.saver(root, fence=1)
