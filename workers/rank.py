@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from workers.build import build_model, loss_of, optimizer_of, prepare_device
+from workers.build import Loss, build_model, loss_of, moved, optimizer_of, prepare_device
 from workers.contract import LaunchOrder, PlanRecord, ResultRecord
 from workers.data.batches import Data
 from workers.data.opening import open_data
@@ -75,6 +75,9 @@ def _train(order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -
     if order.resume is not None:
         reporter.phase("restoring")
         progressed = restore(order, order.resume, engine, data, reporter)
+    elif order.spec.zero.self_test:
+        _test_engine(order, engine, data, loss)
+        reporter.event("engine.tested", "two steps of this model were equal to the plain loop, bit for bit")
     reporter.step = progressed.completed
     if order.rank == 0:
         reporter.add(_plan_record(engine, order.chunk, reporter))
@@ -85,6 +88,14 @@ def _train(order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -
     reporter.phase("finished")
     return ResultRecord(
         at=reporter.time(), outcome=outcome, step=reporter.step, digest=digest, peak_rss=peak_resident_bytes()
+    )
+
+
+def _test_engine(order: LaunchOrder, engine: Engine, data: Data, loss: Loss) -> None:
+    """Raises DivergedError when the engine and the plain loop disagree about this model."""
+    engine.self_test(
+        lambda: build_model(order.spec, data).to(engine.device),
+        lambda module, step, index: loss(module, moved(data.micro_batch(step, index), engine.device)),
     )
 
 

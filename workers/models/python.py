@@ -27,7 +27,8 @@ def build_user_model(spec: PythonModel, seed: int) -> nn.Module:
     module_name, _, function_name = spec.entry.partition(":")
     folder = Path(spec.path).resolve()
     _refuse_our_names(folder)
-    sys.path.insert(0, str(folder))
+    if sys.path[0] != str(folder):
+        sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     module = importlib.import_module(module_name)
     _refuse_elsewhere(module.__file__, folder, module_name)
