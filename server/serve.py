@@ -31,7 +31,7 @@ from server.controller.reconciler import Reconciler
 from server.controller.stage import resolve_stage
 from server.db import Database
 from server.migrations import migrate
-from server.settings import FIRST_PORT, Settings, read_settings
+from server.settings import FIRST_PORT, SettingError, Settings, read_settings
 from workers.object_store import open_store
 
 log = logging.getLogger("shardyard.serve")
@@ -269,6 +269,6 @@ def _log_to_file(settings: Settings) -> None:
 if __name__ == "__main__":
     try:
         serve(read_settings())
-    except CannotServe as trouble:
+    except (CannotServe, SettingError) as trouble:
         print(trouble, file=sys.stderr)
         sys.exit(2)
