@@ -12,7 +12,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Healthz
+         * Get health
          * @description The process answers.
          */
         get: operations["getHealth"];
@@ -32,7 +32,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Prometheus
+         * Get prometheus
          * @description Numbers of this moment in the Prometheus text format.
          */
         get: operations["getPrometheus"];
@@ -52,7 +52,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Readyz
+         * Get readiness
          * @description The database answers, and says how long ago the controller held its lease.
          */
         get: operations["getReadiness"];
@@ -72,7 +72,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Get
+         * Get checkpoint
          * @description One checkpoint with its shards.
          */
         get: operations["getCheckpoint"];
@@ -92,7 +92,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Export
+         * Export checkpoint
          * @description The weights as one safetensors file with canonical names; every block is verified as it is read.
          */
         get: operations["exportCheckpoint"];
@@ -114,7 +114,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Verify
+         * Verify checkpoint
          * @description Read every byte and compare it with its checksum; the checkpoint is marked by what was found.
          */
         post: operations["verifyCheckpoint"];
@@ -132,7 +132,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Stream
+         * Get feed
          * @description What changes, as it changes. A browser's EventSource comes back with Last-Event-ID by itself.
          */
         get: operations["getFeed"];
@@ -152,13 +152,13 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List Jobs
+         * List jobs
          * @description One page of jobs.
          */
         get: operations["listJobs"];
         put?: never;
         /**
-         * Create
+         * Create job
          * @description Submit a spec, as JSON or YAML. 201 for a new job; 200 when the Idempotency-Key had made it already.
          */
         post: operations["createJob"];
@@ -178,7 +178,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Cancel Many
+         * Cancel jobs
          * @description Cancel many jobs; the answer has a result for each job that was covered.
          */
         post: operations["cancelJobs"];
@@ -196,21 +196,21 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Get
+         * Get job
          * @description One job.
          */
         get: operations["getJob"];
         put?: never;
         post?: never;
         /**
-         * Delete
+         * Delete job
          * @description Remove an ended job with its checkpoints, metrics and logs; it is `deleting` until all is gone.
          */
         delete: operations["deleteJob"];
         options?: never;
         head?: never;
         /**
-         * Patch
+         * Patch job
          * @description Change name, tags or priority. 412 when somebody else changed the job since the ETag in If-Match.
          */
         patch: operations["patchJob"];
@@ -224,7 +224,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List Attempts
+         * List attempts
          * @description Every launch of the job, newest first.
          */
         get: operations["listAttempts"];
@@ -246,7 +246,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Cancel
+         * Cancel job
          * @description Stop at the next step boundary with a checkpoint; `cancelled` when everything was released.
          */
         post: operations["cancelJob"];
@@ -264,7 +264,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List Checkpoints
+         * List checkpoints
          * @description Checkpoints of the job, newest step first.
          */
         get: operations["listCheckpoints"];
@@ -286,7 +286,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Clone
+         * Clone job
          * @description Submit the job's spec again as a new job.
          */
         post: operations["cloneJob"];
@@ -304,7 +304,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List Events
+         * List events
          * @description What happened to the job, newest first.
          */
         get: operations["listEvents"];
@@ -324,7 +324,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Explain
+         * Explain job
          * @description Why the job is where it is, what would move it, and who is ahead.
          */
         get: operations["explainJob"];
@@ -346,7 +346,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Kill
+         * Kill job
          * @description End every process at once; nothing is saved.
          */
         post: operations["killJob"];
@@ -364,7 +364,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Get Ledger
+         * Get ledger
          * @description Measured traffic of the newest step, beside the plan.
          */
         get: operations["getLedger"];
@@ -384,7 +384,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Get Logs
+         * Get logs
          * @description A window of the output of all ranks in time order; without a cursor its end.
          */
         get: operations["getLogs"];
@@ -404,7 +404,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Download Logs
+         * Download logs
          * @description The whole log as text, as much of it as is kept.
          */
         get: operations["downloadLogs"];
@@ -424,7 +424,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Get Memory
+         * Get memory
          * @description Measured bytes by category, beside the plan and the paper's lines.
          */
         get: operations["getMemory"];
@@ -444,7 +444,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Get Metrics
+         * Get metrics
          * @description Charts, thinned to a width with the band that each point stands for; or every raw point as CSV.
          *
          *     Without `attempt` a line has the newest attempt's value of each step, and what older attempts did beyond follows
@@ -467,7 +467,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List Series
+         * List series
          * @description Every series of the job in numbers.
          */
         get: operations["listSeries"];
@@ -489,7 +489,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Pause
+         * Pause job
          * @description Stop as cancel does; the checkpoint is kept until the job runs again.
          */
         post: operations["pauseJob"];
@@ -507,7 +507,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Get Plan
+         * Get job plan
          * @description The plan made at submit, and the engine's own of an attempt.
          */
         get: operations["getJobPlan"];
@@ -529,7 +529,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Resume
+         * Resume job
          * @description Go on from the newest checkpoint or a named one; with other ranks, another stage or more steps when asked.
          */
         post: operations["resumeJob"];
@@ -587,7 +587,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Me
+         * Get me
          * @description Who the presented token belongs to.
          */
         get: operations["getMe"];
@@ -607,7 +607,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List Nodes
+         * List nodes
          * @description Every node with its slots and who holds them.
          */
         get: operations["listNodes"];
@@ -629,7 +629,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Create
+         * Create plan
          * @description Plan a spec without submitting it.
          */
         post: operations["createPlan"];
@@ -647,7 +647,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Get
+         * Get plan
          * @description A plan that was not ready at once.
          */
         get: operations["getPlan"];
@@ -667,7 +667,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Get Queue
+         * Get queue
          * @description The jobs that wait, in the order of start, each with the reason.
          */
         get: operations["getQueue"];
@@ -689,7 +689,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Post Report
+         * Post report
          * @description Apply a batch once; the answer names the highest batch applied, from which the sender goes on.
          */
         post: operations["postReport"];
@@ -709,7 +709,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Create Token
+         * Create token
          * @description Make a token for a user; creates the user, or sets the role of one that exists.
          */
         post: operations["createToken"];
@@ -851,7 +851,8 @@ export interface components {
          * @description Which jobs to cancel: by id, or all that a filter means at this moment.
          * @example {
          *       "filter": {
-         *         "status": "queued"
+         *         "status": "queued",
+         *         "tag": "demo"
          *       }
          *     }
          */
@@ -863,6 +864,16 @@ export interface components {
         /**
          * BulkResult
          * @description A result for each job asked for.
+         * @example {
+         *       "results": [
+         *         {
+         *           "error": null,
+         *           "id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *           "ok": true,
+         *           "status": "cancelled"
+         *         }
+         *       ]
+         *     }
          */
         BulkResult: {
             /** Results */
@@ -960,6 +971,32 @@ export interface components {
         /**
          * CheckpointView
          * @description A published checkpoint.
+         * @example {
+         *       "attempt": 1,
+         *       "bytes": 131072,
+         *       "created_at": "2026-11-29T12:01:40Z",
+         *       "digest": "5b1e0c7f2a93d846",
+         *       "eval_loss": 5.6,
+         *       "folder": "step-0000000100-attempt-000001",
+         *       "id": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
+         *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "pinned": false,
+         *       "problem": null,
+         *       "ranks": 2,
+         *       "seconds": 0.21,
+         *       "shards": [
+         *         {
+         *           "bytes": 65536,
+         *           "checksum": "9f1c2b7a0d3e4455",
+         *           "file": "shard-00000.safetensors",
+         *           "rank": 0,
+         *           "status": "ok"
+         *         }
+         *       ],
+         *       "stage": 2,
+         *       "status": "verified",
+         *       "step": 100
+         *     }
          */
         CheckpointView: {
             /** Attempt */
@@ -1004,6 +1041,10 @@ export interface components {
         /**
          * CloneRequest
          * @description A new job from an old one's spec, from step 0; the chunk keeps its number, so that the bits can be compared.
+         * @example {
+         *       "name": "again on one rank",
+         *       "ranks": 1
+         *     }
          */
         CloneRequest: {
             /** Name */
@@ -1188,6 +1229,22 @@ export interface components {
         /**
          * ExplainView
          * @description Why a job is where it is, and what would move it.
+         * @example {
+         *       "free_slots": 1,
+         *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "jobs_ahead": [],
+         *       "max_ranks": 1024,
+         *       "position": 1,
+         *       "reason": {
+         *         "code": "waiting_for_slots",
+         *         "sentence": "Needs 2 cpu slots at once; 1 of 4 are free."
+         *       },
+         *       "requested_slots": 2,
+         *       "sentence": "Needs 2 cpu slots at once; 1 of 4 are free.",
+         *       "status": "queued",
+         *       "total_slots": 4,
+         *       "unblock": "1 more free slots: a running job ends, or nodes are added."
+         *     }
          */
         ExplainView: {
             /** Free Slots */
@@ -1217,6 +1274,10 @@ export interface components {
         /**
          * FeedChange
          * @description Data of an SSE message of `/v1/feed`: something of this topic changed; fetch what you show.
+         * @example {
+         *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "topic": "metrics"
+         *     }
          */
         FeedChange: {
             /** Job Id */
@@ -1313,6 +1374,13 @@ export interface components {
         /**
          * HealthView
          * @description Liveness or readiness.
+         * @example {
+         *       "checks": {
+         *         "controller": "ok",
+         *         "database": "ok"
+         *       },
+         *       "status": "ok"
+         *     }
          */
         HealthView: {
             /**
@@ -1365,6 +1433,44 @@ export interface components {
         /**
          * JobListItem
          * @description One row of the jobs table; everything comes from summary rows, never from points.
+         * @example {
+         *       "allowed_actions": [
+         *         "cancel",
+         *         "kill",
+         *         "pause",
+         *         "clone"
+         *       ],
+         *       "attempt": 1,
+         *       "created_at": "2026-11-29T12:00:00Z",
+         *       "desired": "run",
+         *       "ended_at": null,
+         *       "eta_seconds": 90,
+         *       "id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "last_report_at": "2026-11-29T12:01:40Z",
+         *       "loss": 5.31,
+         *       "model_kind": "gpt",
+         *       "name": "gpt-on-stdlib",
+         *       "owner": "admin",
+         *       "phase": "training",
+         *       "priority": 50,
+         *       "ranks": 2,
+         *       "reason": null,
+         *       "sparkline": [
+         *         8.4,
+         *         7.2,
+         *         6.1,
+         *         5.31
+         *       ],
+         *       "stage": 2,
+         *       "started_at": "2026-11-29T12:00:00Z",
+         *       "status": "running",
+         *       "step": 120,
+         *       "steps": 300,
+         *       "tags": [
+         *         "demo"
+         *       ],
+         *       "version": 4
+         *     }
          */
         JobListItem: {
             /** Allowed Actions */
@@ -1447,6 +1553,53 @@ export interface components {
         /**
          * JobPage
          * @description A page of jobs, with how many jobs there are per status under the same filters but the status itself.
+         * @example {
+         *       "counts": {
+         *         "running": 1,
+         *         "succeeded": 12
+         *       },
+         *       "items": [
+         *         {
+         *           "allowed_actions": [
+         *             "cancel",
+         *             "kill",
+         *             "pause",
+         *             "clone"
+         *           ],
+         *           "attempt": 1,
+         *           "created_at": "2026-11-29T12:00:00Z",
+         *           "desired": "run",
+         *           "ended_at": null,
+         *           "eta_seconds": 90,
+         *           "id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *           "last_report_at": "2026-11-29T12:01:40Z",
+         *           "loss": 5.31,
+         *           "model_kind": "gpt",
+         *           "name": "gpt-on-stdlib",
+         *           "owner": "admin",
+         *           "phase": "training",
+         *           "priority": 50,
+         *           "ranks": 2,
+         *           "reason": null,
+         *           "sparkline": [
+         *             8.4,
+         *             7.2,
+         *             6.1,
+         *             5.31
+         *           ],
+         *           "stage": 2,
+         *           "started_at": "2026-11-29T12:00:00Z",
+         *           "status": "running",
+         *           "step": 120,
+         *           "steps": 300,
+         *           "tags": [
+         *             "demo"
+         *           ],
+         *           "version": 4
+         *         }
+         *       ],
+         *       "next_cursor": null
+         *     }
          */
         JobPage: {
             /** Counts */
@@ -1461,6 +1614,13 @@ export interface components {
         /**
          * JobPatch
          * @description What may be changed of a job at any time.
+         * @example {
+         *       "priority": 80,
+         *       "tags": [
+         *         "demo",
+         *         "urgent"
+         *       ]
+         *     }
          */
         JobPatch: {
             /** Name */
@@ -1473,6 +1633,75 @@ export interface components {
         /**
          * JobPlanView
          * @description The plan of a job: predicted at submit, and as the engine of the newest attempt computed it.
+         * @example {
+         *       "attempt": 1,
+         *       "chunk": 2,
+         *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "memory": [
+         *         {
+         *           "buckets": 4200000,
+         *           "moments": 21000000,
+         *           "params": 21000000,
+         *           "sums": 10500000
+         *         },
+         *         {
+         *           "buckets": 4200000,
+         *           "moments": 21000000,
+         *           "params": 21000000,
+         *           "sums": 10500000
+         *         }
+         *       ],
+         *       "parameters": 5250000,
+         *       "predicted": {
+         *         "activation_bytes": 88000000,
+         *         "advice": "Stage 1: it sends the least, and of the stages that send as little it needs the fewest bytes.",
+         *         "advised_stage": 1,
+         *         "chunk": 2,
+         *         "device_memory_bytes": 4294967296,
+         *         "exact": true,
+         *         "fits": true,
+         *         "idle_share": 0,
+         *         "link_gbps": null,
+         *         "micro_batches": 4,
+         *         "note": null,
+         *         "padded_parameters": 5251072,
+         *         "parameters": 5250000,
+         *         "ranks": 2,
+         *         "stages": [
+         *           {
+         *             "communication_seconds": null,
+         *             "fits": true,
+         *             "memory": {
+         *               "buckets": 4200000,
+         *               "moments": 21000000,
+         *               "params": 21000000,
+         *               "sums": 10500000
+         *             },
+         *             "paper_bytes": 52500000,
+         *             "paper_traffic_bytes": 21000000,
+         *             "saving": 0.32,
+         *             "stage": 2,
+         *             "total_bytes": 56700000,
+         *             "total_traffic_bytes": 21000000,
+         *             "traffic": {
+         *               "all_gather/parameters": 10500000,
+         *               "all_to_all/gradients": 10500000
+         *             }
+         *           }
+         *         ]
+         *       },
+         *       "stage": 2,
+         *       "traffic": [
+         *         {
+         *           "all_gather/parameters": 10500000,
+         *           "all_to_all/gradients": 10500000
+         *         },
+         *         {
+         *           "all_gather/parameters": 10500000,
+         *           "all_to_all/gradients": 10500000
+         *         }
+         *       ]
+         *     }
          */
         JobPlanView: {
             /** Attempt */
@@ -1504,6 +1733,19 @@ export interface components {
         /**
          * JobSpec
          * @description A whole job spec; see `docs/job-spec.md`, generated from these models.
+         * @example {
+         *       "data": {
+         *         "kind": "text",
+         *         "path": "stdlib"
+         *       },
+         *       "model": {
+         *         "kind": "gpt"
+         *       },
+         *       "name": "gpt-on-stdlib",
+         *       "train": {
+         *         "steps": 300
+         *       }
+         *     }
          */
         JobSpec: {
             /**
@@ -1570,6 +1812,96 @@ export interface components {
         /**
          * JobView
          * @description A job with all that its page shows.
+         * @example {
+         *       "allowed_actions": [
+         *         "cancel",
+         *         "kill",
+         *         "pause",
+         *         "clone"
+         *       ],
+         *       "attempt": 1,
+         *       "chunk": 2,
+         *       "cloned_from": null,
+         *       "created_at": "2026-11-29T12:00:00Z",
+         *       "current_attempt": {
+         *         "created_at": "2026-11-29T12:00:00Z",
+         *         "device": "cpu",
+         *         "digest": null,
+         *         "ended_at": null,
+         *         "error": null,
+         *         "first_step": 1,
+         *         "id": "01930f3e-8b10-7f02-8d3e-5a1f7c9b4e21",
+         *         "last_step": 120,
+         *         "number": 1,
+         *         "rank_states": [
+         *           {
+         *             "exit_code": null,
+         *             "heartbeat_age_seconds": 0.4,
+         *             "node": "node-1",
+         *             "peak_rss_bytes": null,
+         *             "phase": "training",
+         *             "pid": 4711,
+         *             "rank": 0,
+         *             "signal": null,
+         *             "status": "running",
+         *             "step": 120
+         *           }
+         *         ],
+         *         "ranks": 2,
+         *         "reason": null,
+         *         "resumed_from_checkpoint": null,
+         *         "resumed_from_step": null,
+         *         "stage": 2,
+         *         "started_at": "2026-11-29T12:00:00Z",
+         *         "status": "running"
+         *       },
+         *       "desired": "run",
+         *       "digest": "5b1e0c7f2a93d846",
+         *       "ended_at": null,
+         *       "error": null,
+         *       "eta_seconds": 90,
+         *       "id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "last_report_at": "2026-11-29T12:01:40Z",
+         *       "loss": 5.31,
+         *       "micro_batches": 4,
+         *       "model_kind": "gpt",
+         *       "name": "gpt-on-stdlib",
+         *       "owner": "admin",
+         *       "phase": "training",
+         *       "priority": 50,
+         *       "ranks": 2,
+         *       "reason": null,
+         *       "sparkline": [
+         *         8.4,
+         *         7.2,
+         *         6.1,
+         *         5.31
+         *       ],
+         *       "spec": {
+         *         "data": {
+         *           "kind": "text",
+         *           "path": "stdlib"
+         *         },
+         *         "model": {
+         *           "kind": "gpt"
+         *         },
+         *         "name": "gpt-on-stdlib",
+         *         "train": {
+         *           "steps": 300
+         *         }
+         *       },
+         *       "spec_yaml": "name: gpt-on-stdlib\nmodel: {kind: gpt}\ndata: {kind: text, path: stdlib}\ntrain: {steps: 300}\n",
+         *       "stage": 2,
+         *       "started_at": "2026-11-29T12:00:00Z",
+         *       "status": "running",
+         *       "step": 120,
+         *       "steps": 300,
+         *       "tags": [
+         *         "demo"
+         *       ],
+         *       "tokens_per_second": 8120.5,
+         *       "version": 4
+         *     }
          */
         JobView: {
             /** Allowed Actions */
@@ -1719,6 +2051,29 @@ export interface components {
         /**
          * LedgerView
          * @description Traffic against plan.
+         * @example {
+         *       "attempt": 1,
+         *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "measured_bytes": 10500000,
+         *       "paper_bytes": 42000000,
+         *       "planned_bytes": 10500000,
+         *       "ranks": [
+         *         {
+         *           "entries": [
+         *             {
+         *               "measured_bytes": 10500000,
+         *               "planned_bytes": 10500000,
+         *               "purpose": "all_to_all/gradients",
+         *               "seconds": 0.012
+         *             }
+         *           ],
+         *           "measured_bytes": 10500000,
+         *           "planned_bytes": 10500000,
+         *           "rank": 0,
+         *           "step": 120
+         *         }
+         *       ]
+         *     }
          */
         LedgerView: {
             /** Attempt */
@@ -1805,6 +2160,23 @@ export interface components {
         /**
          * LogView
          * @description A window of a job's log in time order; without a cursor its tail.
+         * @example {
+         *       "dropped_bytes": 0,
+         *       "items": [
+         *         {
+         *           "at": "2026-11-29T12:01:40Z",
+         *           "attempt": 1,
+         *           "open": false,
+         *           "rank": 0,
+         *           "seq": 41,
+         *           "split": false,
+         *           "stream": "stdout",
+         *           "text": "step 120"
+         *         }
+         *       ],
+         *       "next_after": 41,
+         *       "next_before": 41
+         *     }
          */
         LogView: {
             /**
@@ -1828,6 +2200,9 @@ export interface components {
         /**
          * LoginBody
          * @description A token pasted into the page.
+         * @example {
+         *       "token": "the token of the data folder"
+         *     }
          */
         LoginBody: {
             /** Token */
@@ -1836,6 +2211,10 @@ export interface components {
         /**
          * MeView
          * @description Who the presented token belongs to.
+         * @example {
+         *       "name": "admin",
+         *       "role": "admin"
+         *     }
          */
         MeView: {
             /** Name */
@@ -1976,6 +2355,77 @@ export interface components {
         /**
          * MemoryView
          * @description Measured memory beside the plan and the paper's lines.
+         * @example {
+         *       "attempt": 1,
+         *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "paper": [
+         *         {
+         *           "bytes": 84000000,
+         *           "stage": 0
+         *         },
+         *         {
+         *           "bytes": 42000000,
+         *           "stage": 3
+         *         }
+         *       ],
+         *       "phases": [
+         *         {
+         *           "activations": 88000000,
+         *           "allocated": 144700000,
+         *           "at": "2026-11-29T12:01:40Z",
+         *           "attempt": 1,
+         *           "buckets": 4200000,
+         *           "grads": 0,
+         *           "master": 0,
+         *           "moments": 21000000,
+         *           "other": 0,
+         *           "params": 21000000,
+         *           "phase": "peak",
+         *           "rank": 0,
+         *           "reserved": 150000000,
+         *           "rss": 610000000,
+         *           "slots": 0,
+         *           "step": 120,
+         *           "sums": 10500000
+         *         }
+         *       ],
+         *       "plan": [
+         *         {
+         *           "buckets": 4200000,
+         *           "moments": 21000000,
+         *           "params": 21000000,
+         *           "sums": 10500000
+         *         },
+         *         {
+         *           "buckets": 4200000,
+         *           "moments": 21000000,
+         *           "params": 21000000,
+         *           "sums": 10500000
+         *         }
+         *       ],
+         *       "ranks": 2,
+         *       "samples": [
+         *         {
+         *           "activations": 88000000,
+         *           "allocated": 144700000,
+         *           "at": "2026-11-29T12:01:40Z",
+         *           "attempt": 1,
+         *           "buckets": 4200000,
+         *           "grads": 0,
+         *           "master": 0,
+         *           "moments": 21000000,
+         *           "other": 0,
+         *           "params": 21000000,
+         *           "phase": "peak",
+         *           "rank": 0,
+         *           "reserved": 150000000,
+         *           "rss": 610000000,
+         *           "slots": 0,
+         *           "step": 120,
+         *           "sums": 10500000
+         *         }
+         *       ]
+         *     }
          */
         MemoryView: {
             /** Attempt */
@@ -2004,6 +2454,45 @@ export interface components {
         /**
          * MetricsView
          * @description Series of a job, each at most about `width` points.
+         * @example {
+         *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "series": [
+         *         {
+         *           "attempt": 1,
+         *           "branch": false,
+         *           "count": 121,
+         *           "error": null,
+         *           "name": "loss",
+         *           "non_finite": [
+         *             {
+         *               "step": 121,
+         *               "value": "NaN"
+         *             }
+         *           ],
+         *           "non_finite_count": 1,
+         *           "points": [
+         *             {
+         *               "at": "2026-11-29T12:01:40Z",
+         *               "max": 5.31,
+         *               "min": 5.31,
+         *               "step": 120,
+         *               "value": 5.31
+         *             },
+         *             {
+         *               "at": "2026-11-29T12:01:40Z",
+         *               "max": null,
+         *               "min": null,
+         *               "step": 121,
+         *               "value": null
+         *             }
+         *           ],
+         *           "rank": 0,
+         *           "steps_per_point": 1,
+         *           "unit": null
+         *         }
+         *       ],
+         *       "width": 800
+         *     }
          */
         MetricsView: {
             /** Job Id */
@@ -2037,6 +2526,10 @@ export interface components {
         /**
          * NewToken
          * @description A user to create, or to give another token and role.
+         * @example {
+         *       "name": "ada",
+         *       "role": "member"
+         *     }
          */
         NewToken: {
             /**
@@ -2088,6 +2581,30 @@ export interface components {
         /**
          * NodesView
          * @description The cluster.
+         * @example {
+         *       "items": [
+         *         {
+         *           "address": "127.0.0.1",
+         *           "alive": true,
+         *           "device": "cpu",
+         *           "device_memory_bytes": 4294967296,
+         *           "devices": [],
+         *           "free_slots": 2,
+         *           "holders": [
+         *             {
+         *               "attempt": 1,
+         *               "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *               "job_name": "gpt-on-stdlib",
+         *               "rank": 0
+         *             }
+         *           ],
+         *           "id": "node-1",
+         *           "memory_bytes": 17179869184,
+         *           "seen_at": "2026-11-29T12:01:40Z",
+         *           "slots": 4
+         *         }
+         *       ]
+         *     }
          */
         NodesView: {
             /** Items */
@@ -2103,21 +2620,114 @@ export interface components {
             /** Value */
             value: number | string;
         };
-        /** Page[AttemptView] */
+        /**
+         * Page[AttemptView]
+         * @example {
+         *       "items": [
+         *         {
+         *           "created_at": "2026-11-29T12:00:00Z",
+         *           "device": "cpu",
+         *           "digest": null,
+         *           "ended_at": null,
+         *           "error": null,
+         *           "first_step": 1,
+         *           "id": "01930f3e-8b10-7f02-8d3e-5a1f7c9b4e21",
+         *           "last_step": 120,
+         *           "number": 1,
+         *           "rank_states": [
+         *             {
+         *               "exit_code": null,
+         *               "heartbeat_age_seconds": 0.4,
+         *               "node": "node-1",
+         *               "peak_rss_bytes": null,
+         *               "phase": "training",
+         *               "pid": 4711,
+         *               "rank": 0,
+         *               "signal": null,
+         *               "status": "running",
+         *               "step": 120
+         *             }
+         *           ],
+         *           "ranks": 2,
+         *           "reason": null,
+         *           "resumed_from_checkpoint": null,
+         *           "resumed_from_step": null,
+         *           "stage": 2,
+         *           "started_at": "2026-11-29T12:00:00Z",
+         *           "status": "running"
+         *         }
+         *       ],
+         *       "next_cursor": null
+         *     }
+         */
         Page_AttemptView_: {
             /** Items */
             items: components["schemas"]["AttemptView"][];
             /** Next Cursor */
             next_cursor?: string | null;
         };
-        /** Page[CheckpointView] */
+        /**
+         * Page[CheckpointView]
+         * @example {
+         *       "items": [
+         *         {
+         *           "attempt": 1,
+         *           "bytes": 131072,
+         *           "created_at": "2026-11-29T12:01:40Z",
+         *           "digest": "5b1e0c7f2a93d846",
+         *           "eval_loss": 5.6,
+         *           "folder": "step-0000000100-attempt-000001",
+         *           "id": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
+         *           "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *           "pinned": false,
+         *           "problem": null,
+         *           "ranks": 2,
+         *           "seconds": 0.21,
+         *           "shards": [
+         *             {
+         *               "bytes": 65536,
+         *               "checksum": "9f1c2b7a0d3e4455",
+         *               "file": "shard-00000.safetensors",
+         *               "rank": 0,
+         *               "status": "ok"
+         *             }
+         *           ],
+         *           "stage": 2,
+         *           "status": "verified",
+         *           "step": 100
+         *         }
+         *       ],
+         *       "next_cursor": null
+         *     }
+         */
         Page_CheckpointView_: {
             /** Items */
             items: components["schemas"]["CheckpointView"][];
             /** Next Cursor */
             next_cursor?: string | null;
         };
-        /** Page[EventView] */
+        /**
+         * Page[EventView]
+         * @example {
+         *       "items": [
+         *         {
+         *           "action": "job.running",
+         *           "actor": "controller",
+         *           "at": "2026-11-29T12:00:00Z",
+         *           "attempt": 1,
+         *           "cause": "training",
+         *           "data": {},
+         *           "id": 17,
+         *           "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *           "message": "Every rank trains.",
+         *           "new": "running",
+         *           "old": "starting",
+         *           "rank": null
+         *         }
+         *       ],
+         *       "next_cursor": null
+         *     }
+         */
         Page_EventView_: {
             /** Items */
             items: components["schemas"]["EventView"][];
@@ -2127,6 +2737,13 @@ export interface components {
         /**
          * PendingPlan
          * @description A user's model is planned in a rank process: fetch the result later.
+         * @example {
+         *       "error": null,
+         *       "href": "/v1/plans/01930f3e-8b10-7f02-8d3e-5a1f7c9b4e21",
+         *       "id": "01930f3e-8b10-7f02-8d3e-5a1f7c9b4e21",
+         *       "plan": null,
+         *       "status": "pending"
+         *     }
          */
         PendingPlan: {
             /** Error */
@@ -2196,6 +2813,44 @@ export interface components {
         /**
          * PlanView
          * @description What a spec would cost, before launch.
+         * @example {
+         *       "activation_bytes": 88000000,
+         *       "advice": "Stage 1: it sends the least, and of the stages that send as little it needs the fewest bytes.",
+         *       "advised_stage": 1,
+         *       "chunk": 2,
+         *       "device_memory_bytes": 4294967296,
+         *       "exact": true,
+         *       "fits": true,
+         *       "idle_share": 0,
+         *       "link_gbps": null,
+         *       "micro_batches": 4,
+         *       "note": null,
+         *       "padded_parameters": 5251072,
+         *       "parameters": 5250000,
+         *       "ranks": 2,
+         *       "stages": [
+         *         {
+         *           "communication_seconds": null,
+         *           "fits": true,
+         *           "memory": {
+         *             "buckets": 4200000,
+         *             "moments": 21000000,
+         *             "params": 21000000,
+         *             "sums": 10500000
+         *           },
+         *           "paper_bytes": 52500000,
+         *           "paper_traffic_bytes": 21000000,
+         *           "saving": 0.32,
+         *           "stage": 2,
+         *           "total_bytes": 56700000,
+         *           "total_traffic_bytes": 21000000,
+         *           "traffic": {
+         *             "all_gather/parameters": 10500000,
+         *             "all_to_all/gradients": 10500000
+         *           }
+         *         }
+         *       ]
+         *     }
          */
         PlanView: {
             /**
@@ -2288,6 +2943,24 @@ export interface components {
         /**
          * Problem
          * @description RFC 9457 problem details; every answer of 400 and above carries one as application/problem+json.
+         * @example {
+         *       "code": "invalid_spec",
+         *       "detail": "line 6: /train/learing_rate: unknown field \"learing_rate\"",
+         *       "errors": [
+         *         {
+         *           "column": 3,
+         *           "line": 6,
+         *           "message": "unknown field \"learing_rate\"",
+         *           "pointer": "/train/learing_rate",
+         *           "suggestion": "schedule",
+         *           "value": "0.001"
+         *         }
+         *       ],
+         *       "instance": "/v1/jobs",
+         *       "status": 422,
+         *       "title": "Unprocessable Entity",
+         *       "type": "urn:shardyard:problem:invalid_spec"
+         *     }
          */
         Problem: {
             /**
@@ -2380,6 +3053,23 @@ export interface components {
         /**
          * QueueView
          * @description The queue in the order of start.
+         * @example {
+         *       "items": [
+         *         {
+         *           "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *           "name": "gpt-on-stdlib",
+         *           "position": 1,
+         *           "priority": 50,
+         *           "ranks": 2,
+         *           "reason": {
+         *             "code": "waiting_for_slots",
+         *             "sentence": "Needs 2 cpu slots at once; 1 of 4 are free."
+         *           },
+         *           "unblock": "1 more free slots: a running job ends, or nodes are added.",
+         *           "waiting_since": "2026-11-29T12:00:00Z"
+         *         }
+         *       ]
+         *     }
          */
         QueueView: {
             /** Items */
@@ -2446,6 +3136,24 @@ export interface components {
         /**
          * ReportBatch
          * @description Records seq by seq: batch n of an (attempt, rank) is sent until acknowledged, then n + 1.
+         * @example {
+         *       "attempt_id": "01930f3e-8b10-7f02-8d3e-5a1f7c9b4e21",
+         *       "closed": false,
+         *       "fence": 1,
+         *       "rank": 0,
+         *       "records": [
+         *         {
+         *           "at": "2026-11-29T12:00:00Z",
+         *           "kind": "points",
+         *           "step": 1,
+         *           "values": {
+         *             "loss": 8.4,
+         *             "lr": 0.00001
+         *           }
+         *         }
+         *       ],
+         *       "seq": 1
+         *     }
          */
         ReportBatch: {
             /** Attempt Id */
@@ -2467,6 +3175,9 @@ export interface components {
         /**
          * ReportReply
          * @description The highest seq applied for this (attempt, rank); the sender goes on from there.
+         * @example {
+         *       "applied_seq": 1
+         *     }
          */
         ReportReply: {
             /** Applied Seq */
@@ -2566,6 +3277,15 @@ export interface components {
         /**
          * ResumeRequest
          * @description Body of POST /v1/jobs/{id}/resume.
+         * @example {
+         *       "ranks": 1,
+         *       "train": {
+         *         "steps": 600
+         *       },
+         *       "zero": {
+         *         "stage": 3
+         *       }
+         *     }
          */
         ResumeRequest: {
             /** Checkpoint */
@@ -2586,6 +3306,25 @@ export interface components {
         /**
          * SeriesNamesView
          * @description Which series a job has.
+         * @example {
+         *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "series": [
+         *         {
+         *           "attempt": 1,
+         *           "count": 121,
+         *           "first_step": 1,
+         *           "last": "NaN",
+         *           "last_step": 121,
+         *           "max": 8.4,
+         *           "min": 5.31,
+         *           "name": "loss",
+         *           "non_finite_count": 1,
+         *           "out_of_order_count": 0,
+         *           "rank": 0,
+         *           "unit": null
+         *         }
+         *       ]
+         *     }
          */
         SeriesNamesView: {
             /** Job Id */
@@ -2763,6 +3502,11 @@ export interface components {
         /**
          * TokenView
          * @description A token, shown this once.
+         * @example {
+         *       "name": "ada",
+         *       "role": "member",
+         *       "token": "shown once"
+         *     }
          */
         TokenView: {
             /** Name */
@@ -2882,6 +3626,36 @@ export interface components {
         /**
          * VerifyResult
          * @description What reading every byte of a checkpoint found.
+         * @example {
+         *       "checkpoint": {
+         *         "attempt": 1,
+         *         "bytes": 131072,
+         *         "created_at": "2026-11-29T12:01:40Z",
+         *         "digest": "5b1e0c7f2a93d846",
+         *         "eval_loss": 5.6,
+         *         "folder": "step-0000000100-attempt-000001",
+         *         "id": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
+         *         "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *         "pinned": false,
+         *         "problem": null,
+         *         "ranks": 2,
+         *         "seconds": 0.21,
+         *         "shards": [
+         *           {
+         *             "bytes": 65536,
+         *             "checksum": "9f1c2b7a0d3e4455",
+         *             "file": "shard-00000.safetensors",
+         *             "rank": 0,
+         *             "status": "ok"
+         *           }
+         *         ],
+         *         "stage": 2,
+         *         "status": "verified",
+         *         "step": 100
+         *       },
+         *       "ok": true,
+         *       "problems": []
+         *     }
          */
         VerifyResult: {
             checkpoint: components["schemas"]["CheckpointView"];
@@ -2911,7 +3685,7 @@ export interface components {
             offload: "none" | "optimizer";
             /**
              * Self Test
-             * @description two steps compared with the reference loop before step 1
+             * @description two steps are compared bit for bit with the plain loop before step 1
              * @default false
              */
             self_test: boolean;
