@@ -5,7 +5,6 @@ The head runs in its own session, so that killing the server does not end the jo
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import secrets
@@ -29,6 +28,8 @@ HEAD_MARK = "SHARDYARD_HEAD"  # in the environment of the head and of everything
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
+# The command `ray`, in a process that believes grpc to be missing: then it starts no client server (80 MB, a port).
+RAY_START = "import sys; sys.modules['grpc'] = None; from ray.scripts.scripts import main; main()"
 RAY_FOLDER = "r"  # below ours: Ray opens its temp folder to everybody
 
 
@@ -154,20 +155,18 @@ def _wait_marked_gone(mark: str, seconds: float) -> None:
 
 
 def _try_start(folder: Path, token_path: str, temp: Path, mark: str, slots: int, gpus: int | None) -> Head | None:
-    ports = free_ports(8)
+    ports = free_ports(7)
     command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
-        f"--port={ports[0]}", f"--dashboard-agent-listen-port={ports[2]}", f"--dashboard-agent-grpc-port={ports[3]}",
-        f"--runtime-env-agent-port={ports[4]}", f"--metrics-export-port={ports[5]}", "--include-dashboard=false",
+        sys.executable, "-c", RAY_START, "start", "--head", "--block", "--node-ip-address=127.0.0.1",
+        f"--port={ports[0]}", f"--dashboard-agent-listen-port={ports[1]}", f"--dashboard-agent-grpc-port={ports[2]}",
+        f"--runtime-env-agent-port={ports[3]}", f"--metrics-export-port={ports[4]}", "--include-dashboard=false",
         "--include-log-monitor=false", "--disable-usage-stats",
         f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={temp / RAY_FOLDER}",
         f"--num-cpus={slots}", "--log-color=false",
     ]  # fmt: skip
     if gpus is not None:
         command.append(f"--num-gpus={gpus}")
-    if importlib.util.find_spec("grpc") is not None:  # without it Ray has no client server and refuses the option
-        command.append(f"--ray-client-server-port={ports[1]}")
-    metric_ports = {"AUTOSCALER_METRIC_PORT": str(ports[6]), "DASHBOARD_METRIC_PORT": str(ports[7])}
+    metric_ports = {"AUTOSCALER_METRIC_PORT": str(ports[5]), "DASHBOARD_METRIC_PORT": str(ports[6])}
     environment = _head_environment(token_path, mark) | metric_ports
     log = folder / "ray-head.log"
     with log.open("wb") as output:
