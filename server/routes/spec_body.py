@@ -14,7 +14,7 @@ from server.settings import Settings
 from workers.spec import JobSpec, SpecError, path_problems
 from workers.spec.document import read_document
 from workers.spec.problems import located
-from workers.spec.reading import parse_spec
+from workers.spec.reading import parse_document
 
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 JSON_TYPES = ("application/json",)
@@ -75,7 +75,7 @@ async def read_spec(request: Request, settings: Settings) -> SpecBody:
 
 def _checked(raw: bytes, settings: Settings) -> SpecBody:
     document = read_document(raw)
-    spec = parse_spec(document.data, document.places)
+    spec = parse_document(document)
     problems = path_problems(spec, settings.roots)
     if problems:
         raise SpecError(located(problems, document.places))

@@ -67,6 +67,24 @@ def test_json_and_yaml_say_the_same() -> None:
     assert parse_spec(json.loads(spec.model_dump_json())) == spec
 
 
+def test_json_as_other_programs_write_it_is_read() -> None:
+    """Property: escaped pairs, tabs, a byte order mark, a delete character: what is JSON is a spec."""
+    data = json.loads(load_spec(SHORT).model_dump_json()) | {"name": "🙂\x7f/é"}
+    assert load_spec(json.dumps(data)).name == data["name"]
+    for text in (json.dumps(data, indent="\t"), json.dumps(data, ensure_ascii=False).replace("/", "\\/")):
+        assert load_spec(text).name == load_spec(b"\xef\xbb\xbf" + text.encode()).name == data["name"]
+    assert load_spec(SHORT.replace("\n", "\r\n")) == load_spec("\ufeff---\n" + SHORT) == load_spec(SHORT)
+
+
+def test_a_mistake_in_json_has_its_line_too() -> None:
+    """Property: the place of a field is found in indented JSON with escaped pairs, and of a field that stands twice."""
+    text = json.dumps(json.loads(load_spec(SHORT).model_dump_json()) | {"name": "🙂"}, indent=2)
+    (problem,) = refusal(text.replace('"seed"', '"sed"'))
+    assert (problem.pointer, problem.suggestion) == ("/train/sed", "seed")
+    assert text.replace('"seed"', '"sed"').splitlines()[(problem.line or 0) - 1].strip().startswith('"sed"')
+    assert "stands twice" in refusal('{"name": "a", "name": "b"}')[0].message
+
+
 def test_yaml_is_version_1_2() -> None:
     """Property: 1e-4 is a number, `no` is text, 0o17 is octal."""
     spec = load_spec(

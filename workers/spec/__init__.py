@@ -28,7 +28,7 @@ from workers.spec.models import (
 )
 from workers.spec.paths import path_problems, resolve_paths
 from workers.spec.problems import SpecError, SpecProblem, SpecTooLarge, problems_of
-from workers.spec.reading import load_spec, parse_spec, read_spec_file
+from workers.spec.reading import load_spec, parse_document, parse_spec, read_spec_file
 
 __all__ = [
     "AdamWSpec",
@@ -55,6 +55,7 @@ __all__ = [
     "TrainSpec",
     "ZeroSpec",
     "load_spec",
+    "parse_document",
     "parse_spec",
     "path_problems",
     "problems_of",

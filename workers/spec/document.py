@@ -6,13 +6,16 @@ bomb of aliases, a thousand nested lists or a megabyte of keys is refused while 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from workers.spec.problems import Place, SpecError, SpecProblem, SpecTooLarge, child, shown
+from workers.spec.problems import Place, SpecError, SpecProblem, SpecTooLarge, child, located, shown
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
@@ -29,17 +32,47 @@ _MAX_DIGITS = 400
 
 @dataclass(frozen=True)
 class Document:
-    """The values of a text. `places` maps a JSON pointer (RFC 6901) to where its value stands."""
+    """The values of a text, and the text itself to say where they stand."""
 
     data: Any
-    places: dict[str, Place]
+    text: str
+
+    @cached_property
+    def places(self) -> dict[str, Place]:
+        """Line and column by JSON pointer (RFC 6901); empty where a text that is JSON cannot be read as YAML."""
+        builder = _Builder(checks_text=False)
+        with contextlib.suppress(SpecError):
+            builder.build(_events(self.text))
+        return builder.places
 
 
 def read_document(text: str | bytes) -> Document:
     """Read YAML or JSON. Raises SpecTooLarge above 1 MiB and SpecError for anything that is not one document."""
     text = _decoded(text)
-    builder = _Builder()
-    return Document(builder.build(_events(text)), builder.places)
+    if not text.lstrip().startswith("{"):
+        return Document(_Builder().build(_events(text)), text)
+    try:
+        document = Document(json.loads(text, object_pairs_hook=_without_repeats, parse_int=_short_int), text)
+    except (ValueError, RecursionError):  # a YAML mapping in braces, or JSON whose fault YAML's reader names better
+        return Document(_Builder().build(_events(text)), text)
+    try:
+        refuse_unstorable(document.data)
+    except SpecError as error:
+        raise SpecError(located(error.problems, document.places)) from None
+    return document
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a field stands twice")
+    return found
+
+
+def _short_int(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError("too many digits")
+    return int(digits)
 
 
 def _decoded(text: str | bytes) -> str:
@@ -98,6 +131,7 @@ class _Open:
 class _Builder:
     """Turns parser events into values without recursion."""
 
+    checks_text: bool = True  # refuse characters that cannot be stored
     places: dict[str, Place] = field(default_factory=dict)
     anchors: dict[str, tuple[Any, int]] = field(default_factory=dict)  # value, number of values in it
     values: int = 0
@@ -213,7 +247,7 @@ class _Builder:
             top.key = None
 
     def _text(self, value: str, place: Place) -> str:
-        bad = _unstorable(value)
+        bad = _unstorable(value) if self.checks_text else None
         if bad:
             raise self._refused(f"the character U+{ord(bad):04X} cannot be stored", place)
         return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,37 @@ from workers.spec.models import JobSpec
 from workers.spec.paths import resolve_paths
 from workers.spec.problems import Place, SpecError, SpecProblem, located, problems_of, shown
 
-_NO_PLACES: Mapping[str, Place] = {}
+Places = Callable[[], Mapping[str, Place]]
+
+
+def _nowhere() -> Mapping[str, Place]:
+    return {}
 
 
 def load_spec(text: str | bytes) -> JobSpec:
     """A spec from YAML 1.2 or JSON text. Raises SpecError with every problem at its line, SpecTooLarge above 1 MiB."""
-    document = read_document(text)
-    return parse_spec(document.data, document.places)
+    return parse_document(read_document(text))
 
 
-def parse_spec(data: Any, places: Mapping[str, Place] = _NO_PLACES) -> JobSpec:
-    """A spec from plain values. Raises SpecError; with `places`, the problems carry lines and columns."""
+def parse_document(document: Document) -> JobSpec:
+    """A spec from a text that was read. Raises SpecError with every problem at its line."""
+    return _validated(document.data, lambda: document.places)
+
+
+def parse_spec(data: Any) -> JobSpec:
+    """A spec from plain values. Raises SpecError."""
+    refuse_unstorable(data)
+    return _validated(data, _nowhere)
+
+
+def _validated(data: Any, places: Places) -> JobSpec:
     if not isinstance(data, dict):
         problem = SpecProblem("", shown(data), "a spec is a set of fields: name, model, data, train, …")
-        raise SpecError(located([problem], places))
-    if not places:
-        refuse_unstorable(data)
+        raise SpecError(located([problem], places()))
     try:
         return JobSpec.model_validate(data)
     except ValidationError as error:
-        raise SpecError(located(problems_of(error, JobSpec, data), places)) from None
+        raise SpecError(located(problems_of(error, JobSpec, data), places())) from None
 
 
 def read_spec_file(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -44,8 +55,8 @@ def read_spec_file(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     with open(path, "rb") as file:
         document = read_document(file.read(MAX_BYTES + 1))
     if not overrides or not isinstance(document.data, dict):
-        return resolve_paths(parse_spec(document.data, document.places), path.absolute().parent)
-    spec = parse_spec(_overridden(document, overrides), document.places)
+        return resolve_paths(parse_document(document), path.absolute().parent)
+    spec = _validated(_overridden(document, overrides), lambda: document.places)
     if spec.train.chunk == "auto":
         ranks = document.data.get("resources", {}).get("ranks", 2)
         if isinstance(ranks, int) and ranks >= 1:
