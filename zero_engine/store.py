@@ -165,16 +165,23 @@ class LocalStore:
             return self._path(key).read_bytes()
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        target = buffer.cast("B")
-        with _translated(key), open(self._path(key), "rb", buffering=0) as file:
-            _read_ahead(file.fileno(), offset, len(target))
-            done = 0
+        target, done = buffer.cast("B"), 0
+        with _translated(key), self._opened(key) as descriptor:
+            _read_ahead(descriptor, offset, len(target))
             while done < len(target):
-                count = os.preadv(file.fileno(), [target[done:]], offset + done)
+                count = os.preadv(descriptor, [target[done:]], offset + done)
                 if count == 0:
                     end = offset + len(target)
                     raise StoreError(f"{key} is truncated: it ends at byte {offset + done}, {end} are needed")
                 done += count
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        descriptor = os.open(f"{self.root}/{check_key(key)}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def size(self, key: str) -> int:
         with _translated(key):
