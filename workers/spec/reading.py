@@ -9,10 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from workers.spec.document import MAX_BYTES, Document, read_document, refuse_unstorable
-from workers.spec.models import JobSpec
+from workers.spec.models import JobSpec, ResourceSpec
 from workers.spec.paths import resolve_paths
 from workers.spec.problems import Place, SpecError, SpecProblem, located, problems_of, shown
 
+DEFAULT_RANKS = ResourceSpec().ranks
 Places = Callable[[], Mapping[str, Place]]
 
 
@@ -58,7 +59,8 @@ def read_spec_file(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         return resolve_paths(parse_document(document), path.absolute().parent)
     spec = _validated(_overridden(document, overrides), lambda: document.places)
     if spec.train.chunk == "auto":
-        ranks = document.data.get("resources", {}).get("ranks", 2)
+        resources = document.data.get("resources")
+        ranks = resources.get("ranks", DEFAULT_RANKS) if isinstance(resources, dict) else DEFAULT_RANKS
         if isinstance(ranks, int) and ranks >= 1:
             chunk = -(-spec.train.micro_batches // ranks)
             spec = spec.model_copy(update={"train": spec.train.model_copy(update={"chunk": chunk})})
