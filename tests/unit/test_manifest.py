@@ -40,6 +40,12 @@ def test_a_manifest_is_one_json_document(tmp_path: Path) -> None:
     assert document["body"]["step"] == 5
 
 
+def test_a_stored_manifest_of_version_1_is_read(tmp_path: Path) -> None:
+    """The file in golden/ was written when version 1 was new; every later build reads it as it was meant."""
+    stored = (Path(__file__).parent / "golden" / "manifest-version-1.json").read_bytes()
+    assert Manifest.decode(stored) == ByHand(LocalStore(tmp_path)).publish()
+
+
 def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
     """Flip one bit of any byte, or cut the file anywhere: a CheckpointError, never another manifest."""
     data = ByHand(LocalStore(tmp_path)).publish().encode()

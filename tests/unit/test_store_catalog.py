@@ -238,7 +238,7 @@ def read_export(export: Export) -> tuple[dict[str, tuple[str, tuple[int, ...], b
     return {entry.name: (entry.dtype, entry.shape, data[entry.start : entry.stop]) for entry in entries}, metadata
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 12])
 def test_an_export_holds_each_value_under_its_name(store: LocalStore, ranks: int) -> None:
     """Names, shapes and numbers are the model's whatever the number of ranks; padding and moments are not in it."""
     manifest = ByHand(store, ranks=ranks).publish()
