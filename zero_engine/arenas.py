@@ -25,6 +25,12 @@ class Arenas:
         self._bytes[category] += num_bytes
         return torch.full((num_bytes,), self.fresh_byte, dtype=torch.uint8, device=self._device)
 
+    def pin(self, num_bytes: int) -> Tensor:
+        """Host memory that a GPU copies to and from at full speed; on a CPU, memory as any other."""
+        self._bytes["pinned"] = self._bytes.get("pinned", 0) + num_bytes
+        memory = torch.full((num_bytes,), self.fresh_byte, dtype=torch.uint8)
+        return memory.pin_memory() if self._device.type == "cuda" else memory
+
     def share(self, category: str, label: str, sizes: Sequence[int]) -> Buffer:
         """Memory that other ranks read; a collective call. Contents unspecified."""
         self._bytes[category] += sizes[self._comm.rank]

@@ -32,6 +32,7 @@ class ZeroConfig:
     buffers: str = "refuse"  # refuse | local: what to do when training forward changes a buffer and N > 1
     broadcast: bool = False  # send rank 0's initial weights instead of refusing different ones
     activation_checkpointing: str = "none"  # none | full | selective | every:k (each k-th unit)
+    offload: str = "none"  # none | cpu: masters, moments and the update in pinned host memory
     loss_scale: float = 65536.0  # fp16: the first step's; a power of two
     loss_scale_growth: int = 2000  # fp16: finite steps in a row after which the scale doubles
     non_finite: str = "skip"  # skip | stop: what a loss or gradient that is not finite does to a step
@@ -40,6 +41,7 @@ class ZeroConfig:
         _one_of("stage", self.stage, STAGES)
         _one_of("precision", self.precision, tuple(COMPUTE_DTYPES))
         _one_of("transport", self.transport, ("auto", "group", "shared"))
+        _one_of("offload", self.offload, ("none", "cpu"))
         _one_of("buffers", self.buffers, ("refuse", "local"))
         _one_of("non_finite", self.non_finite, ("skip", "stop"))
         _one_of("clip_norm", self.clip_norm, (1.0, 2.0, math.inf))

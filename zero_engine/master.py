@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from zero_engine.adamw import Optimizer
-from zero_engine.arenas import Arenas
 from zero_engine.flat import write_values
 from zero_engine.layout import Entry, Piece, Range
 from zero_engine.plan import Blueprint
+from zero_engine.states import StateHome
 
 
 @dataclass(frozen=True)
@@ -37,27 +36,24 @@ class Master:
         blueprint: Blueprint,
         pieces: Sequence[Piece],
         compute: Callable[[Piece], Tensor],  # 1-D view of a piece's compute weights
-        arenas: Arenas,
+        home: StateHome,
         optimizer: Optimizer,
-        scratch: Tensor,  # 1-D fp32, one stride
     ) -> None:
         self._blueprint, self._updates = blueprint, optimizer.updates()
         self.all_pieces = tuple(pieces)
         self.pieces = tuple(piece for piece in pieces if piece.local is not None)
         self._compute = {piece: compute(piece) for piece in pieces}
         self._weights = {piece: self._compute[piece] for piece in self.pieces if not blueprint.has_master(piece.run)}
-        self._keep_masters(arenas)
+        self._home = home
+        self._keep_masters()
         elements = sum(len(piece.range) for piece in self.pieces)
-        self.moments = {
-            name: arenas.take("moments", 4 * elements).view(torch.float32).zero_() for name in optimizer.moments
-        }
+        self.moments = {name: home.moments(elements) for name in optimizer.moments}
         self.steps = [0] * len(blueprint.layout.entries)  # updates applied, by parameter number; the same on every rank
         self._spans: tuple[int, list[Span]] = (-1, [])
-        self._scratch = scratch
 
-    def _keep_masters(self, arenas: Arenas) -> None:
+    def _keep_masters(self) -> None:
         kept = [piece for piece in self.pieces if self._blueprint.has_master(piece.run)]
-        memory = arenas.take("master", 4 * sum(len(piece.range) for piece in kept)).view(torch.float32)
+        memory = self._home.masters(sum(len(piece.range) for piece in kept))
         start = 0
         for piece in kept:
             self._weights[piece] = memory[start : start + len(piece.range)]
@@ -102,7 +98,7 @@ class Master:
                 own = slice(piece.local + part.start, piece.local + part.stop)
                 moments = [tensor[own] for tensor in self.moments.values()]
                 weight = self._weights[piece][part.start : part.stop]
-                gradient = torch.mul(totals(piece, part), scale, out=self._scratch[: len(part)])
+                gradient = self._home.scaled(totals(piece, part), scale)
                 self._updates[group][0](weight, gradient, moments, self.steps[span.ordinal] + 1, lrs[group])
                 if self._blueprint.has_master(piece.run):
                     self._compute[piece][part.start : part.stop].copy_(weight)

@@ -53,11 +53,13 @@ class Sizes:
     staging: int  # of the group transport: two sets of one slice from every other rank, as fp32
     scratch: int
     mail: int  # own message and everybody's
+    pinned: int  # host memory: masters, moments and a stride of gradients of an offloaded update
 
     @property
     def memory(self) -> dict[str, int]:
-        """By category."""
-        return {
+        """By category; "pinned" (host memory) only where the update is offloaded."""
+        host = {"pinned": self.pinned} if self.pinned else {}
+        return host | {
             "parameters": self.parameters,
             "gradients": self.gradients,
             "sums": self.total_sums + self.chunk_sums,
@@ -133,7 +135,8 @@ class Blueprint:
     def has_master(self, run: int) -> bool:
         """Whether a run keeps fp32 master weights beside its compute weights."""
         kept = self.layout.runs[run]
-        return kept.trainable and leaf_dtype(kept.dtype, self.config.compute_dtype) != "float32"
+        narrow = leaf_dtype(kept.dtype, self.config.compute_dtype) != "float32"
+        return kept.trainable and (narrow or self.config.offload == "cpu")
 
     def unit_bytes(self, unit: int) -> int:
         """Bytes of a unit's compute weights."""
@@ -289,14 +292,15 @@ def _common(print_: Blueprint, rank: int, states_of_all: bool) -> Sizes:
     kept = layout.pieces(0, 1) if states_of_all else layout.pieces(rank, print_.ranks)
     trainable = sum(len(piece.range) for piece in kept if piece.local is not None)
     mastered = sum(len(piece.range) for piece in kept if print_.has_master(piece.run))
+    offloaded = print_.config.offload == "cpu"
     largest = max((len(part) for bucket in print_.buckets for part in bucket.owners), default=0)
     return Sizes(
         parameters=sum(print_.unit_bytes(unit.index) for unit in layout.units),
         gradients=0,
         total_sums=0,
         chunk_sums=0,
-        master=4 * mastered,
-        moments=4 * trainable * print_.num_moments,
+        master=0 if offloaded else 4 * mastered,
+        moments=0 if offloaded else 4 * trainable * print_.num_moments,
         root_bucket=0,
         pool_bucket=0,
         num_pool_buckets=0,
@@ -306,6 +310,7 @@ def _common(print_: Blueprint, rank: int, states_of_all: bool) -> Sizes:
         staging=8 * (print_.ranks - 1) * min(print_.slice, largest) if print_.transport == "group" else 0,
         scratch=16 * print_.stride,
         mail=print_.mail(rank).total + print_.mail_of_all,
+        pinned=4 * (mastered + trainable * print_.num_moments + print_.stride) if offloaded else 0,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from zero_engine.flat import Storage
@@ -24,8 +23,7 @@ class Resident:
         setting = self._setting
         self._weights = Storage(setting.blueprint, range(len(setting.blueprint.layout.units)), data)
         self._weights.fill(setting.initial)
-        scratch = setting.scratch[: 4 * setting.blueprint.stride].view(torch.float32)
-        master = Master(setting.blueprint, pieces, self._weights.piece, setting.arenas, setting.optimizer, scratch)
+        master = Master(setting.blueprint, pieces, self._weights.piece, setting.state_home(), setting.optimizer)
         master.fill(setting.initial)
         self._weights.attach(setting.parameters)
         return master

@@ -37,8 +37,7 @@ class ShardedParameters(ShardedGradients):
         self._pieces = layout.pieces(setting.rank, setting.blueprint.ranks)
         for piece in self._pieces:
             write_values(layout, piece.run, piece.range, self._own(piece), setting.initial)
-        scratch = setting.scratch[: 4 * setting.blueprint.stride].view(torch.float32)
-        master = Master(setting.blueprint, self._pieces, self._own, setting.arenas, setting.optimizer, scratch)
+        master = Master(setting.blueprint, self._pieces, self._own, setting.state_home(), setting.optimizer)
         master.fill(setting.initial)
         self._make_slots()
         setting.comm.publish(self._shards, "weights")

@@ -22,6 +22,7 @@ from zero_engine.layout import Entry, Piece, Range
 from zero_engine.mail import Mailbox
 from zero_engine.master import Master
 from zero_engine.plan import Blueprint, Sizes
+from zero_engine.states import OnDevice, OnHost, StateHome
 
 Totals = Callable[[Piece, Range], Tensor]  # a piece and elements from its start -> 1-D fp32 unscaled sums
 
@@ -51,6 +52,13 @@ class Setting:
     def sizes_of_all(self, size: Callable[[Sizes], int]) -> list[int]:
         """One number of every rank's sizes, for a shared allocation."""
         return [size(self.blueprint.sizes(rank)) for rank in range(self.blueprint.ranks)]
+
+    def state_home(self) -> StateHome:
+        """Where masters and moments go."""
+        stride = self.blueprint.stride
+        if self.blueprint.config.offload == "cpu":
+            return OnHost(self.arenas, stride)
+        return OnDevice(self.arenas, self.scratch[: 4 * stride].view(torch.float32))
 
     def name_of(self, ordinal: int) -> str:
         """A parameter's name, by its number."""
