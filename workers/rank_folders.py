@@ -1,7 +1,8 @@
 """The folders of ranks on a node's disk: kept for a while after their attempt was released, then removed.
 
-A folder is `<ranks>/<attempt>/<rank>`. What it holds is in the database by then; the newest few stay for whoever looks
-into a failure. Only folders that were marked as released are ever removed.
+A folder is `<ranks>/<attempt>/<rank>`. What it holds is in the database by then, and on its own machine the controller
+removes it; on other nodes, and of attempts that could not say everything, the newest few stay for whoever looks into a
+failure. Only folders that were marked as released are ever removed.
 """
 
 from __future__ import annotations
