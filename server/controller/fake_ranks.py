@@ -36,6 +36,7 @@ Kind = Literal[
     "deaf",  # never looks at the stop flag
     "silent",  # trains on, but no sign of life reaches the cluster until `Gang.hear` is called
 ]
+SAMPLE_EVERY = 10  # steps between a rank's samples of memory
 PHASES = ("started", "joining", "building", "training")
 
 
@@ -175,12 +176,14 @@ class Gang:
 
     def _tell_step(self, rank: SimulatedRank) -> None:
         at = self.clock()
-        rank.say(MemoryRecord(at=at, step=rank.step, params=1024, grads=1024, allocated=2048))
+        if rank.step % SAMPLE_EVERY == 1:
+            rank.say(MemoryRecord(at=at, step=rank.step, params=1024, grads=1024, allocated=2048))
         if rank.order.rank == 0:
             loss = 0.1 + 3.9 * math.exp(-rank.step / 100)
             values = {"loss": loss, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_second": 1000.0, "seconds": 0.1}
             rank.say(PointsRecord(at=at, step=rank.step, values=values))
-            rank.say(LogRecord(at=at, stream="stdout", text=f"step {rank.step}\n"))
+            if rank.step % SAMPLE_EVERY == 1:
+                rank.say(LogRecord(at=at, stream="stdout", text=f"step {rank.step}\n"))
 
     def _save(self, living: list[SimulatedRank]) -> None:
         lead = self.ranks[0]
