@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.controller.snapshot import AttemptFacts, JobFacts, Policy, RankFacts
-from server.models import ReportSeq
+from server.models import Attempt, ReportSeq
 from server.rows import attempts, checkpoints, jobs
 from server.rows.attempts import RankRecord
 from server.settings import Settings
@@ -24,6 +24,7 @@ class Loaded:
     jobs: tuple[JobFacts, ...]
     attempts: tuple[AttemptFacts, ...]
     ranks: dict[str, list[RankRecord]]  # by attempt id
+    released: frozenset[str] = frozenset()  # attempts of ours that have ended, among those that were asked about
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -31,8 +32,8 @@ def policy_of(settings: Settings) -> Policy:
     return Policy(**{name: getattr(settings, name) for name in Policy.__dataclass_fields__ if hasattr(settings, name)})
 
 
-async def load(connection: AsyncConnection) -> Loaded:
-    """Every job with something to do, and every attempt that may still exist."""
+async def load(connection: AsyncConnection, seen: Collection[str] = ()) -> Loaded:
+    """Every job with something to do, and every attempt that may still exist; `seen` are those on the cluster."""
     records = await jobs.in_status(connection, ACTIVE)
     living = await attempts.unreleased(connection)
     ranks = await attempts.ranks_of(connection, [a.id for a in living])
@@ -43,7 +44,14 @@ async def load(connection: AsyncConnection) -> Loaded:
         tuple(facts),
         tuple(attempt_facts(a, ranks[a.id], closed) for a in living if a.job_id in known),
         ranks,
+        await _released(connection, set(seen) - ranks.keys()),
     )
+
+
+async def _released(connection: AsyncConnection, attempt_ids: Collection[str]) -> frozenset[str]:
+    if not attempt_ids:
+        return frozenset()
+    return frozenset((await connection.execute(select(Attempt.id).where(Attempt.id.in_(attempt_ids)))).scalars())
 
 
 async def job_facts(connection: AsyncConnection, job: jobs.JobRecord) -> JobFacts:

@@ -141,7 +141,7 @@ class Reconciler:
         launching = frozenset(running.launching)  # before the look: one that lands meanwhile is not yet judged
         state, error = await self._observe()
         async with self._database.read() as connection:
-            loaded = await loading.load(connection)
+            loaded = await loading.load(connection, [a.attempt_id for a in state.attempts] if state else ())
         launching |= frozenset(running.launching)
         if state is not None:
             self._remember(loaded, state, launching)
@@ -170,7 +170,10 @@ class Reconciler:
         listed = {a.attempt_id for a in state.attempts}
         known = {a.id for a in loaded.attempts}
         memory.absent_since = {a: memory.absent_since.get(a, now) for a in known - listed - launching}
-        memory.unknown_since = {a: memory.unknown_since.get(a, now) for a in listed - known - launching}
+        unknown = listed - known - launching
+        if self._settings.ray_address:  # on somebody else's cluster a stranger may belong to another service
+            unknown &= loaded.released
+        memory.unknown_since = {a: memory.unknown_since.get(a, now) for a in unknown}
         self._applier.running.adopted &= listed | launching
 
     async def _note(self, state: ClusterState | None, loaded: loading.Loaded) -> None:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, func, select, update
 
 from server import lifespan
 from server.controller import applying
 from server.controller.actions import Start
 from server.controller.cluster import LaunchFailed, NoCapacity
+from server.models import Attempt, Job, PointTail, Series
 from server.rows import attempts, jobs
 from server.states import Action, AttemptStatus, Desired, Status
 from tests.service.controller_world import BOTH, Fault, World, in_world
@@ -404,10 +406,6 @@ async def test_lost_answers_to_reports_apply_nothing_twice(world: World) -> None
     job = await world.submit(steps=20)
     world.drop_answers = 15
     await world.until_status(job, Status.SUCCEEDED)
-    from sqlalchemy import func, select
-
-    from server.models import PointTail, Series
-
     async with world.database.read() as connection:
         statement = (
             select(func.count(), func.count(PointTail.step.distinct()))
@@ -484,16 +482,28 @@ async def test_an_attempt_without_a_row_is_swept_after_a_while(world: World) -> 
     """Its job was deleted by hand under it."""
     job = await world.submit(steps=10_000)
     await world.until_step(job, 2)
-    from sqlalchemy import delete
-
-    from server.models import Job
-
     async with world.database.write() as tx:
         await tx.execute(delete(Job).where(Job.id == job))
     await world.look(20, seconds=1.0)
     assert len(world.cluster.attempts) == 1
     await world.look(20, seconds=1.0)
     assert world.cluster.attempts == ()
+
+
+@in_world(ray_address="somewhere:6379", sweep_seconds=5.0)
+async def test_on_a_shared_cluster_strangers_are_left_alone_and_our_own_leftovers_are_not(world: World) -> None:
+    """Two services on one Ray: neither ends the other's jobs; what we released and still exists is removed."""
+    mine, strangers = await world.submit("mine", steps=10_000), await world.submit("theirs", steps=10_000)
+    await world.until_step(mine, 2)
+    await world.until_step(strangers, 2)
+    ours, theirs = (await world.attempt(mine)).id, (await world.attempt(strangers)).id
+    async with world.database.write() as tx:
+        await tx.execute(delete(Job).where(Job.id == strangers))
+        released = {"status": AttemptStatus.RELEASED, "reason": "killed"}
+        await tx.execute(update(Attempt).where(Attempt.id == ours).values(**released))
+        await tx.execute(update(Job).where(Job.id == mine).values(status=Status.CANCELLED))
+    await world.look(30, seconds=1.0)
+    assert world.cluster.attempts == (theirs,)
 
 
 @in_world()
