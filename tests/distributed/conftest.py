@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,3 +17,11 @@ def pool() -> Iterator[Pool]:
     ranks = Pool()
     yield ranks
     ranks.stop()
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A folder in memory where the machine has one: hundreds of fsyncs cost nothing there."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, prefix="shardyard-test-") as folder:
+        yield Path(folder)

@@ -55,17 +55,19 @@ def save_every_step(rank: Rank, stage: int, store: str, steps: int) -> tuple[lis
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 0), (2, 2), (3, 1), (4, 3)])
-def test_each_background_save_holds_the_state_of_its_step(pool: Pool, tmp_path: Path, ranks: int, stage: int) -> None:
+def test_each_background_save_holds_the_state_of_its_step(
+    pool: Pool, memory_path: Path, ranks: int, stage: int
+) -> None:
     """Training on does not leak into the save, saving does not leak into training, and no collective is used."""
     expected = reference_digests(4)
-    outcomes = pool.run(ranks, save_every_step, stage, str(tmp_path), 4)
+    outcomes = pool.run(ranks, save_every_step, stage, str(memory_path), 4)
     for rank, (reports, digest, sent) in enumerate(outcomes):
         assert [(report.step, report.problem, report.skipped) for report in reports] == [
             (step, "", False) for step in (1, 2, 3, 4)
         ]
         assert digest == expected[-1] and sent == 0
         assert all((report.manifest is not None) == (rank == 0) for report in reports)
-    store = LocalStore(tmp_path)
+    store = LocalStore(memory_path)
     names = list_checkpoints(store)
     assert [read_manifest(store, name.folder).digest for name in reversed(names)] == expected
     assert all(verify(store, name.folder).ok for name in names)
@@ -96,11 +98,11 @@ def save_with_late_copies(rank: Rank, store: str) -> tuple[str, bool, str]:
     return digest, report.blocked_seconds > 0, report.problem
 
 
-def test_an_update_waits_for_the_copies(pool: Pool, tmp_path: Path) -> None:
+def test_an_update_waits_for_the_copies(pool: Pool, memory_path: Path) -> None:
     """However late the copies are, the update does not overtake them."""
-    outcomes = pool.run(2, save_with_late_copies, str(tmp_path))
+    outcomes = pool.run(2, save_with_late_copies, str(memory_path))
     assert outcomes == [(outcomes[0][0], True, "")] * 2
-    store = LocalStore(tmp_path)
+    store = LocalStore(memory_path)
     (name,) = list_checkpoints(store)
     assert read_manifest(store, name.folder).digest == outcomes[0][0]
 
@@ -127,10 +129,10 @@ def save_faster_than_the_store(rank: Rank, root: str, policy: Any) -> list[tuple
 
 
 @pytest.mark.parametrize("policy", ["wait", "skip"])
-def test_a_save_that_is_due_too_early_waits_or_is_skipped(pool: Pool, tmp_path: Path, policy: str) -> None:
+def test_a_save_that_is_due_too_early_waits_or_is_skipped(pool: Pool, memory_path: Path, policy: str) -> None:
     """The policy is followed, counted and shown; a skipped save holds nobody up."""
-    outcomes = pool.run(2, save_faster_than_the_store, str(tmp_path), policy)
-    steps = [name.step for name in reversed(list_checkpoints(LocalStore(tmp_path)))]
+    outcomes = pool.run(2, save_faster_than_the_store, str(memory_path), policy)
+    steps = [name.step for name in reversed(list_checkpoints(LocalStore(memory_path)))]
     if policy == "skip":
         assert sorted(outcomes[0]) == [(1, False, ""), (2, True, ""), (3, False, "")]
         assert steps == [1, 3]
@@ -158,12 +160,12 @@ def lose_the_writer(rank: Rank, root: str) -> list[tuple[int, str]]:
     return [(report.step, report.problem) for report in reports]
 
 
-def test_a_killed_writer_is_reported_and_replaced(pool: Pool, tmp_path: Path) -> None:
+def test_a_killed_writer_is_reported_and_replaced(pool: Pool, memory_path: Path) -> None:
     """Training goes on; rank 0 is told why the shard is missing; the next save is good."""
-    first, second = pool.run(2, lose_the_writer, str(tmp_path))
+    first, second = pool.run(2, lose_the_writer, str(memory_path))
     assert second[0][0] == 1 and "SIGKILL" in second[0][1] and second[1] == (2, "")
     assert first[0][0] == 1 and "rank 1" in first[0][1] and "SIGKILL" in first[0][1] and first[1] == (2, "")
-    assert [name.step for name in list_checkpoints(LocalStore(tmp_path))] == [2]
+    assert [name.step for name in list_checkpoints(LocalStore(memory_path))] == [2]
 
 
 def save_until_nothing_dies(rank: Rank, root: str, victim: int) -> list[int]:
@@ -185,11 +187,11 @@ def save_until_nothing_dies(rank: Rank, root: str, victim: int) -> list[int]:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_writer_killed_at_any_call_leaves_no_half_checkpoint(pool: Pool, tmp_path: Path, victim: int) -> None:
+def test_a_writer_killed_at_any_call_leaves_no_half_checkpoint(pool: Pool, memory_path: Path, victim: int) -> None:
     """Enumerated: every open, write, sync, rename of shard, record and manifest. What is listed verifies."""
-    tried = pool.run(2, save_until_nothing_dies, str(tmp_path), victim)[0]
+    tried = pool.run(2, save_until_nothing_dies, str(memory_path), victim)[0]
     assert len(tried) > 12
-    store = LocalStore(tmp_path)
+    store = LocalStore(memory_path)
     listed = {name.step: name.folder for name in list_checkpoints(store)}
     assert tried[-1] in listed
     assert all(verify(store, folder).ok for folder in listed.values())
@@ -211,12 +213,12 @@ def save_on_a_full_disk(rank: Rank, root: str) -> list[tuple[int, str]]:
     return [(report.step, report.problem) for report in reports]
 
 
-def test_a_full_disk_is_an_event_and_the_next_save_is_good(pool: Pool, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_event_and_the_next_save_is_good(pool: Pool, memory_path: Path) -> None:
     """The rank's own report and rank 0's name the cause; older checkpoints stay."""
-    first, second = pool.run(2, save_on_a_full_disk, str(tmp_path))
+    first, second = pool.run(2, save_on_a_full_disk, str(memory_path))
     assert "No space" in second[1][1] and "No space" in first[1][1]
     assert [problem for step, problem in first + second if step != 2] == [""] * 4
-    assert [name.step for name in list_checkpoints(LocalStore(tmp_path))] == [3, 1]
+    assert [name.step for name in list_checkpoints(LocalStore(memory_path))] == [3, 1]
 
 
 def save_non_finite(rank: Rank, root: str) -> str:
@@ -232,11 +234,11 @@ def save_non_finite(rank: Rank, root: str) -> str:
     return problem
 
 
-def test_a_state_that_is_not_finite_is_refused_in_the_background_too(pool: Pool, tmp_path: Path) -> None:
+def test_a_state_that_is_not_finite_is_refused_in_the_background_too(pool: Pool, memory_path: Path) -> None:
     """The rank that holds it names the parameter; rank 0 repeats it; there is no checkpoint."""
-    for problem in pool.run(2, save_non_finite, str(tmp_path)):
+    for problem in pool.run(2, save_non_finite, str(memory_path)):
         assert "is not finite" in problem
-    assert list_checkpoints(LocalStore(tmp_path)) == ()
+    assert list_checkpoints(LocalStore(memory_path)) == ()
 
 
 def resident_kib() -> int:
@@ -259,9 +261,9 @@ def save_many_times(rank: Rank, root: str, saves: int) -> tuple[int, int, bool]:
     return *grown, has_torch
 
 
-def test_thirty_saves_leave_memory_flat(pool: Pool, tmp_path: Path) -> None:
+def test_thirty_saves_leave_memory_flat(pool: Pool, memory_path: Path) -> None:
     """One shared copy, one writer, used again; the writer never loads torch."""
-    for grown_kib, grown_descriptors, has_torch in pool.run(2, save_many_times, str(tmp_path), 30):
+    for grown_kib, grown_descriptors, has_torch in pool.run(2, save_many_times, str(memory_path), 30):
         assert grown_kib < 4096 and grown_descriptors == 0 and not has_torch
 
 
@@ -278,10 +280,10 @@ def save_in_both_ways_at_once(rank: Rank, root: str) -> tuple[list[bool], list[s
     return began, problems, same
 
 
-def test_one_step_is_one_checkpoint_however_often_it_is_asked_for(pool: Pool, tmp_path: Path) -> None:
+def test_one_step_is_one_checkpoint_however_often_it_is_asked_for(pool: Pool, memory_path: Path) -> None:
     """A save that is waited for first waits for the one under way, and then finds it published."""
-    assert pool.run(2, save_in_both_ways_at_once, str(tmp_path)) == [([True, False], [""], True)] * 2
-    assert len(list_checkpoints(LocalStore(tmp_path))) == 1
+    assert pool.run(2, save_in_both_ways_at_once, str(memory_path)) == [([True, False], [""], True)] * 2
+    assert len(list_checkpoints(LocalStore(memory_path))) == 1
 
 
 def write_over_a_published_folder(rank: Rank, root: str) -> list[str]:
@@ -298,12 +300,12 @@ def write_over_a_published_folder(rank: Rank, root: str) -> list[str]:
     return problems
 
 
-def test_a_published_folder_is_never_written_again(pool: Pool, tmp_path: Path) -> None:
+def test_a_published_folder_is_never_written_again(pool: Pool, memory_path: Path) -> None:
     """The second save is a problem, and the first checkpoint is whole."""
-    for first, second in pool.run(2, write_over_a_published_folder, str(tmp_path)):
+    for first, second in pool.run(2, write_over_a_published_folder, str(memory_path)):
         assert first == "" and "not written again" in second
-    (name,) = list_checkpoints(LocalStore(tmp_path))
-    assert verify(LocalStore(tmp_path), name.folder).ok
+    (name,) = list_checkpoints(LocalStore(memory_path))
+    assert verify(LocalStore(memory_path), name.folder).ok
 
 
 def fail_beside_a_save(rank: Rank, root: str) -> int:
@@ -318,11 +320,11 @@ def fail_beside_a_save(rank: Rank, root: str) -> int:
     return saver._writer.pid
 
 
-def test_a_failing_rank_does_not_wait_for_its_save(pool: Pool, tmp_path: Path) -> None:
+def test_a_failing_rank_does_not_wait_for_its_save(pool: Pool, memory_path: Path) -> None:
     """Closing with an error kills the writer, which no checkpoint minds."""
-    for pid in pool.run(2, fail_beside_a_save, str(tmp_path)):
+    for pid in pool.run(2, fail_beside_a_save, str(memory_path)):
         assert not Path(f"/proc/{pid}").exists()
-    assert list_checkpoints(LocalStore(tmp_path)) == ()
+    assert list_checkpoints(LocalStore(memory_path)) == ()
 
 
 def leave_no_process(rank: Rank, root: str) -> int:
@@ -334,8 +336,8 @@ def leave_no_process(rank: Rank, root: str) -> int:
     return saver._writer.pid
 
 
-def test_closing_the_engine_ends_the_writer(pool: Pool, tmp_path: Path) -> None:
+def test_closing_the_engine_ends_the_writer(pool: Pool, memory_path: Path) -> None:
     """The save under way is finished first; then no process is left."""
-    for pid in pool.run(2, leave_no_process, str(tmp_path)):
+    for pid in pool.run(2, leave_no_process, str(memory_path)):
         assert not Path(f"/proc/{pid}").exists()
-    assert len(list_checkpoints(LocalStore(tmp_path))) == 1
+    assert len(list_checkpoints(LocalStore(memory_path))) == 1

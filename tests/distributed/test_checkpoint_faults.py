@@ -101,34 +101,34 @@ def foreign_manifest(folder: Path) -> None:
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_with_a_reason(
-    pool: Pool, tmp_path: Path, harm: Callable[[Path], None], reason: str
+    pool: Pool, memory_path: Path, harm: Callable[[Path], None], reason: str
 ) -> None:
     """All ranks fall back together to the older one, also when only one of them met the damage."""
-    old, _ = pool.run(2, save_twice, str(tmp_path))[0]
-    harm(tmp_path / NEW)
+    old, _ = pool.run(2, save_twice, str(memory_path))[0]
+    harm(memory_path / NEW)
     for ranks, stage in ((2, 2), (3, 3), (1, 0)):
-        for digest, refused in pool.run(ranks, load, str(tmp_path), stage):
+        for digest, refused in pool.run(ranks, load, str(memory_path), stage):
             assert digest == old
             assert [folder for folder, _ in refused] == [NEW] and reason in refused[0][1], refused
 
 
-def test_a_folder_without_a_manifest_is_never_tried(pool: Pool, tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_never_tried(pool: Pool, memory_path: Path) -> None:
     """It is not even refused: it is no checkpoint."""
-    old, _ = pool.run(2, save_twice, str(tmp_path))[0]
-    (tmp_path / NEW / "manifest.json").unlink()
-    assert pool.run(2, load, str(tmp_path), 1) == [(old, [])] * 2
+    old, _ = pool.run(2, save_twice, str(memory_path))[0]
+    (memory_path / NEW / "manifest.json").unlink()
+    assert pool.run(2, load, str(memory_path), 1) == [(old, [])] * 2
 
 
-def test_a_named_checkpoint_is_taken_or_the_one_before_it(pool: Pool, tmp_path: Path) -> None:
+def test_a_named_checkpoint_is_taken_or_the_one_before_it(pool: Pool, memory_path: Path) -> None:
     """Naming one ignores newer ones; when it is damaged, an older one stands in, never a newer one."""
-    old, new = pool.run(2, save_twice, str(tmp_path))[0]
-    assert pool.run(2, load, str(tmp_path), 1, OLD) == [(old, [])] * 2
-    assert pool.run(2, load, str(tmp_path), 1, NEW) == [(new, [])] * 2
-    flipped(tmp_path / NEW)
-    (digest, refused), _ = pool.run(2, load, str(tmp_path), 1, NEW)
+    old, new = pool.run(2, save_twice, str(memory_path))[0]
+    assert pool.run(2, load, str(memory_path), 1, OLD) == [(old, [])] * 2
+    assert pool.run(2, load, str(memory_path), 1, NEW) == [(new, [])] * 2
+    flipped(memory_path / NEW)
+    (digest, refused), _ = pool.run(2, load, str(memory_path), 1, NEW)
     assert digest == old and refused[0][0] == NEW
-    flipped(tmp_path / OLD)
-    good, text = pool.outcomes(2, load, str(tmp_path), 1, OLD)[1]
+    flipped(memory_path / OLD)
+    good, text = pool.outcomes(2, load, str(memory_path), 1, OLD)[1]
     assert not good and OLD in text and NEW not in text.split("no checkpoint in")[-1]
     pool.stop()
 
@@ -160,17 +160,17 @@ def sgd() -> Sgd:
     return Sgd(groups=[{"params": ["*.bias", "*norm.weight"]}])
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused_by_name(pool: Pool, tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused_by_name(pool: Pool, memory_path: Path) -> None:
     """Another shape, another trainable set, another optimizer: the first difference is named."""
-    pool.run(2, save_twice, str(tmp_path))
-    assert "tokens.weight" in pool.run(2, refuse_to_load, str(tmp_path), wider, adamw)[1]
-    assert "norm.weight" in pool.run(2, refuse_to_load, str(tmp_path), frozen_norm, adamw)[0]
-    assert "momentum" in pool.run(2, refuse_to_load, str(tmp_path), tied, sgd)[0]
+    pool.run(2, save_twice, str(memory_path))
+    assert "tokens.weight" in pool.run(2, refuse_to_load, str(memory_path), wider, adamw)[1]
+    assert "norm.weight" in pool.run(2, refuse_to_load, str(memory_path), frozen_norm, adamw)[0]
+    assert "momentum" in pool.run(2, refuse_to_load, str(memory_path), tied, sgd)[0]
 
 
-def test_an_empty_store_is_no_fresh_start(pool: Pool, tmp_path: Path) -> None:
+def test_an_empty_store_is_no_fresh_start(pool: Pool, memory_path: Path) -> None:
     """Loading where nothing is never trains from scratch silently."""
-    assert "there is no checkpoint" in pool.run(2, refuse_to_load, str(tmp_path), tied, adamw)[1]
+    assert "there is no checkpoint" in pool.run(2, refuse_to_load, str(memory_path), tied, adamw)[1]
 
 
 def save_onto(rank: Rank, root: str, fails: dict[int, FileCalls]) -> tuple[list[str], str]:
@@ -196,16 +196,16 @@ def save_onto(rank: Rank, root: str, fails: dict[int, FileCalls]) -> tuple[list[
     ("calls", "words"), [(FullAfter(0), "No space"), (FullAfter(3000), "No space"), (Denied(), "Read-only")]
 )
 def test_a_store_that_fails_on_one_rank_fails_the_save_on_all(
-    pool: Pool, tmp_path: Path, broken: int, calls: FileCalls, words: str
+    pool: Pool, memory_path: Path, broken: int, calls: FileCalls, words: str
 ) -> None:
     """Every rank raises the same sentence, nothing is published, training goes on and the next save is good."""
-    outcomes = pool.run(2, save_onto, str(tmp_path), {broken: calls})
+    outcomes = pool.run(2, save_onto, str(memory_path), {broken: calls})
     for problems, digest in outcomes:
         assert len(problems) == 1 and words in problems[0] and f"rank {broken}" in problems[0]
         assert digest == outcomes[0][1]
-    assert [name.step for name in list_checkpoints(LocalStore(tmp_path))] == [3, 1]
-    assert not list(tmp_path.rglob(".tmp-*"))
-    assert all(verify(LocalStore(tmp_path), name.folder).ok for name in list_checkpoints(LocalStore(tmp_path)))
+    assert [name.step for name in list_checkpoints(LocalStore(memory_path))] == [3, 1]
+    assert not list(memory_path.rglob(".tmp-*"))
+    assert all(verify(LocalStore(memory_path), name.folder).ok for name in list_checkpoints(LocalStore(memory_path)))
 
 
 def save_non_finite(rank: Rank, store: str, bad_rank: int, value: float) -> str:
@@ -222,11 +222,11 @@ def save_non_finite(rank: Rank, store: str, bad_rank: int, value: float) -> str:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_state_that_is_not_finite_is_never_saved(pool: Pool, tmp_path: Path, value: float) -> None:
+def test_a_state_that_is_not_finite_is_never_saved(pool: Pool, memory_path: Path, value: float) -> None:
     """One bad moment on one rank: no checkpoint, and the parameter is named on all ranks."""
-    for text in pool.run(2, save_non_finite, str(tmp_path), 1, value):
+    for text in pool.run(2, save_non_finite, str(memory_path), 1, value):
         assert "rank 1: exp_avg of parameter 'blocks.3." in text
-    assert list_checkpoints(LocalStore(tmp_path)) == ()
+    assert list_checkpoints(LocalStore(memory_path)) == ()
 
 
 def read_bytes(rank: Rank, store: str, stage: int) -> dict[str, int]:
@@ -237,11 +237,11 @@ def read_bytes(rank: Rank, store: str, stage: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_each_rank_reads_only_its_own_bytes(pool: Pool, tmp_path: Path, stage: int) -> None:
+def test_each_rank_reads_only_its_own_bytes(pool: Pool, memory_path: Path, stage: int) -> None:
     """Three ranks read what two wrote: together every block exactly once."""
-    pool.run(2, save_twice, str(tmp_path))
-    read = pool.run(3, read_bytes, str(tmp_path), stage)
-    shards = [(tmp_path / NEW / f"rank-{rank:05d}.safetensors").stat().st_size for rank in range(2)]
+    pool.run(2, save_twice, str(memory_path))
+    read = pool.run(3, read_bytes, str(memory_path), stage)
+    shards = [(memory_path / NEW / f"rank-{rank:05d}.safetensors").stat().st_size for rank in range(2)]
     together = sum(sum(files.values()) for files in read)
     assert 0 < sum(shards) - together < 10_000, "only the headers are not read"
     assert max(sum(files.values()) for files in read) < 0.45 * together
@@ -251,10 +251,10 @@ def load_vanishing(rank: Rank, store: str, after: int) -> tuple[str, list[tuple[
     return load(rank, Vanishing(store, after) if rank.rank == 0 else store, 2)
 
 
-def test_a_checkpoint_deleted_while_it_is_read_is_passed_over(pool: Pool, tmp_path: Path) -> None:
+def test_a_checkpoint_deleted_while_it_is_read_is_passed_over(pool: Pool, memory_path: Path) -> None:
     """A shard that goes away half-way through a load is a reason to fall back, not a crash."""
-    old, _ = pool.run(2, save_twice, str(tmp_path))[0]
-    for digest, refused in pool.run(2, load_vanishing, str(tmp_path), 3):
+    old, _ = pool.run(2, save_twice, str(memory_path))[0]
+    for digest, refused in pool.run(2, load_vanishing, str(memory_path), 3):
         assert digest == old and refused[0][0] == NEW
 
 
@@ -265,10 +265,10 @@ def load_from_afar(rank: Rank, store: str) -> str:
     return str(caught.value)
 
 
-def test_a_store_that_goes_away_is_an_error_on_all_ranks_and_no_fallback(pool: Pool, tmp_path: Path) -> None:
+def test_a_store_that_goes_away_is_an_error_on_all_ranks_and_no_fallback(pool: Pool, memory_path: Path) -> None:
     """An outage says nothing about a checkpoint: steps are not given up for it."""
-    pool.run(2, save_twice, str(tmp_path))
-    for text in pool.run(2, load_from_afar, str(tmp_path)):
+    pool.run(2, save_twice, str(memory_path))
+    for text in pool.run(2, load_from_afar, str(memory_path)):
         assert "rank 1" in text and "does not answer" in text
 
 
@@ -281,10 +281,10 @@ def load_changed(rank: Rank, store: str) -> tuple[str, ...]:
     return engine.loaded.changes
 
 
-def test_a_load_says_what_lets_the_bits_part(pool: Pool, tmp_path: Path) -> None:
+def test_a_load_says_what_lets_the_bits_part(pool: Pool, memory_path: Path) -> None:
     """Another seed, V or C is another run from here on: allowed, and said."""
-    pool.run(2, save_twice, str(tmp_path))
-    said = pool.run(2, load_changed, str(tmp_path))[0]
+    pool.run(2, save_twice, str(memory_path))
+    said = pool.run(2, load_changed, str(memory_path))[0]
     assert said == ("seed was 1, is 5", "micro_batches was 4, is 2", "chunk was 2, is 1")
 
 
@@ -301,11 +301,11 @@ def save_again(rank: Rank, store: str) -> tuple[bool, str]:
     return first == second, str(caught.value)
 
 
-def test_the_same_commit_twice_is_one_checkpoint(pool: Pool, tmp_path: Path) -> None:
+def test_the_same_commit_twice_is_one_checkpoint(pool: Pool, memory_path: Path) -> None:
     """Saving again returns what is there; a published folder is never written again."""
-    for same, text in pool.run(2, save_again, str(tmp_path)):
+    for same, text in pool.run(2, save_again, str(memory_path)):
         assert same and "already holds another state" in text
-    assert len(list_checkpoints(LocalStore(tmp_path))) == 1
+    assert len(list_checkpoints(LocalStore(memory_path))) == 1
 
 
 def save_alone(rank: Rank, store: str) -> str:
@@ -322,9 +322,9 @@ def save_alone(rank: Rank, store: str) -> str:
     return "nothing was noticed"
 
 
-def test_a_save_that_one_rank_calls_alone_is_an_error_not_a_hang(pool: Pool, tmp_path: Path) -> None:
+def test_a_save_that_one_rank_calls_alone_is_an_error_not_a_hang(pool: Pool, memory_path: Path) -> None:
     """The ranks are told that they do different things."""
-    said = pool.run(2, save_alone, str(tmp_path))
+    said = pool.run(2, save_alone, str(memory_path))
     assert any("DivergedError" in text and "save 0" in text for text in said), said
     pool.stop()
 
@@ -345,7 +345,7 @@ def save_in_the_middle(rank: Rank, store: str) -> list[str]:
     return [*said, type(caught.value).__name__]
 
 
-def test_misuse_is_named(pool: Pool, tmp_path: Path) -> None:
+def test_misuse_is_named(pool: Pool, memory_path: Path) -> None:
     """Saving or restoring inside a step, or with progress that is not JSON, says what to change."""
-    for said in pool.run(2, save_in_the_middle, str(tmp_path)):
+    for said in pool.run(2, save_in_the_middle, str(memory_path)):
         assert set(said) == {"UsageError"}

@@ -95,12 +95,12 @@ def resume_odd(rank: Rank, store: str, stage: int) -> tuple[str, str, dict[str, 
 
 @pytest.mark.parametrize(("first", "second"), [((1, 0), (4, 3)), ((4, 3), (3, 1)), ((3, 2), (2, 0)), ((2, 1), (4, 2))])
 def test_odd_parameters_survive_a_reshard(
-    pool: Pool, tmp_path: Path, first: tuple[int, int], second: tuple[int, int]
+    pool: Pool, memory_path: Path, first: tuple[int, int], second: tuple[int, int]
 ) -> None:
     """Frozen weights and buffers come from the checkpoint on every rank, and the run goes on bit for bit."""
-    saved, end = pool.run(first[0], save_odd, str(tmp_path), first[1])[0]
+    saved, end = pool.run(first[0], save_odd, str(memory_path), first[1])[0]
     model = built(odd)
-    for found in pool.run(second[0], resume_odd, str(tmp_path), second[1]):
+    for found in pool.run(second[0], resume_odd, str(memory_path), second[1]):
         assert found[:2] == (saved, end)
         values = found[2]
         for name in ("base.weight", "base.bias", "layers.1.bias", "codes", "unused"):
@@ -125,14 +125,17 @@ def export_all(rank: Rank, folder: str, stage: int, precision: str) -> dict[str,
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3), (3, 2)])
 def test_exports_agree_and_load_in_a_plain_model(
-    pool: Pool, tmp_path: Path, ranks: int, stage: int, precision: str
+    pool: Pool, memory_path: Path, ranks: int, stage: int, precision: str
 ) -> None:
     """From the store, the engine, the state dict: the same tensors, tied ones once; equal logits in a plain model."""
-    states = pool.run(ranks, export_all, str(tmp_path), stage, precision)
-    store = LocalStore(tmp_path / "store")
+    states = pool.run(ranks, export_all, str(memory_path), stage, precision)
+    store = LocalStore(memory_path / "store")
     (name,) = list_checkpoints(store)
-    (tmp_path / "store.safetensors").write_bytes(b"".join(Export(store, read_manifest(store, name.folder)).pieces()))
-    from_store, from_engine = load_file(tmp_path / "store.safetensors"), load_file(tmp_path / "engine.safetensors")
+    (memory_path / "store.safetensors").write_bytes(b"".join(Export(store, read_manifest(store, name.folder)).pieces()))
+    from_store, from_engine = (
+        load_file(memory_path / "store.safetensors"),
+        load_file(memory_path / "engine.safetensors"),
+    )
     assert set(from_store) == set(from_engine) == {key for key, _ in built(tied).named_parameters()}
     plain = built(tied)
     assert plain.load_state_dict(from_store, strict=False).missing_keys == ["head.weight"]
@@ -171,11 +174,11 @@ def save_wide(rank: Rank, store: str) -> int:
     return size
 
 
-def test_a_load_needs_no_more_than_a_bucket(pool: Pool, tmp_path: Path) -> None:
+def test_a_load_needs_no_more_than_a_bucket(pool: Pool, memory_path: Path) -> None:
     """Blocks are read into the memory where they belong: the peak over steady state is below one bucket (4 MiB)."""
-    total = pool.run(2, save_wide, str(tmp_path))[0]
+    total = pool.run(2, save_wide, str(memory_path))[0]
     for stage in (0, 1, 3):
-        for peak_kib, left_kib in pool.run(2, load_peak, str(tmp_path), stage):
+        for peak_kib, left_kib in pool.run(2, load_peak, str(memory_path), stage):
             assert peak_kib < 4096, f"stage {stage}: {peak_kib} KiB over, of {total >> 10} KiB"
             assert left_kib < 4096
 
@@ -210,19 +213,19 @@ while True:
 """
 
 
-def test_a_rank_killed_at_any_call_of_its_save_leaves_no_half_checkpoint(tmp_path: Path) -> None:
+def test_a_rank_killed_at_any_call_of_its_save_leaves_no_half_checkpoint(memory_path: Path) -> None:
     """kill -9 of the training process itself at every call: what is listed verifies, the older one is always there."""
     root = str(Path(__file__).resolve().parents[2])
-    program = KILLED.format(root=root, store=str(tmp_path))
+    program = KILLED.format(root=root, store=str(memory_path))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     ends = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     assert len(ends) > 15 and all(how == signal.SIGKILL for _, how in ends[:-1]) and ends[-1][1] == 0
-    store = LocalStore(tmp_path)
+    store = LocalStore(memory_path)
     names = list_checkpoints(store)
     assert names[-1].step == 1 and names[0].step == 10 + ends[-1][0]
     assert all(verify(store, name.folder).ok for name in names)
     assert len(names) <= 4, "only a death after the manifest's rename leaves a checkpoint"
-    assert os.listdir(tmp_path)
+    assert os.listdir(memory_path)
 
 
 def resume_twice(rank: Rank, store: str, stages: tuple[int, int]) -> tuple[list[float], str, int]:
@@ -240,12 +243,12 @@ def resume_twice(rank: Rank, store: str, stages: tuple[int, int]) -> tuple[list[
     return losses, digest, left
 
 
-def test_a_run_resumed_twice_is_the_uninterrupted_run(pool: Pool, tmp_path: Path) -> None:
+def test_a_run_resumed_twice_is_the_uninterrupted_run(pool: Pool, memory_path: Path) -> None:
     """Losses and digest as if nothing had happened; after the last step nothing is left to do."""
     config = ZeroConfig(micro_batches=4, chunk=2)
     whole = _uninterrupted(config)
-    pool.run(2, _save_at_two, str(tmp_path))
-    for losses, digest, left in pool.run(3, resume_twice, str(tmp_path), (3, 1)):
+    pool.run(2, _save_at_two, str(memory_path))
+    for losses, digest, left in pool.run(3, resume_twice, str(memory_path), (3, 1)):
         assert losses == whole[0][2:] and digest == whole[1] and left == 0
 
 

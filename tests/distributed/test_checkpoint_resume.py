@@ -42,7 +42,7 @@ def resume_each(rank: Rank, config: ZeroConfig, stores: list[str], steps: int) -
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_shape_resumes_as_every_other(pool: Pool, tmp_path: Path, precision: str) -> None:
+def test_every_shape_resumes_as_every_other(pool: Pool, memory_path: Path, precision: str) -> None:
     """Sixteen checkpoints, each read by sixteen shapes and trained on: one digest, that of the uninterrupted run."""
     config = replace(CONFIG, precision=precision)
     reference = reference_of(config, dropout=0.1)
@@ -50,7 +50,7 @@ def test_every_shape_resumes_as_every_other(pool: Pool, tmp_path: Path, precisio
     saved = reference.digest()
     losses = [result.loss for result in train(reference, AFTER)]
     shapes = SHAPES if precision == "fp32" else SHAPES[::5]
-    stores = [str(tmp_path / f"{ranks}-{stage}") for ranks, stage in shapes]
+    stores = [str(memory_path / f"{ranks}-{stage}") for ranks, stage in shapes]
     for (ranks, stage), store in zip(shapes, stores, strict=True):
         assert pool.run(ranks, save_after, replace(config, stage=stage), BEFORE, store) == [saved] * ranks
     for ranks, stage in shapes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,8 +30,16 @@ from zero_engine.tensorfile import decode_header, header_bytes
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
+def memory_path() -> Iterator[Path]:
+    """A folder in memory where the machine has one: hundreds of fsyncs cost nothing there."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, prefix="shardyard-test-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def store(memory_path: Path) -> LocalStore:
+    return LocalStore(memory_path / "store")
 
 
 def damage(store: LocalStore, key: str, place: int) -> None:
@@ -185,11 +195,11 @@ class DiesAt(FileCalls):
         super().remove_folder(path)
 
 
-def test_a_deletion_killed_at_any_call_never_shows_half_a_checkpoint(tmp_path: Path) -> None:
+def test_a_deletion_killed_at_any_call_never_shows_half_a_checkpoint(memory_path: Path) -> None:
     """At every boundary the folder is whole and verified, or not listed; and what is left can be swept."""
     finished, allowed = False, 0
     while not finished:
-        root = tmp_path / str(allowed)
+        root = memory_path / str(allowed)
         store = LocalStore(root)
         folder = ByHand(store).publish().folder
         with suppress(Stop):
@@ -204,11 +214,11 @@ def test_a_deletion_killed_at_any_call_never_shows_half_a_checkpoint(tmp_path: P
     assert allowed > 10
 
 
-def test_a_save_killed_at_any_call_is_whole_or_nothing(tmp_path: Path) -> None:
+def test_a_save_killed_at_any_call_is_whole_or_nothing(memory_path: Path) -> None:
     """Enumerates every call of a two-rank save: the older one stays, the new one is listed only when whole."""
     finished, allowed = False, 0
     while not finished:
-        root = tmp_path / str(allowed)
+        root = memory_path / str(allowed)
         store = LocalStore(root)
         old = ByHand(store, step=4).publish()
         with suppress(Stop):
