@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,32 @@ def arguments(file: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "workers.local", str(file), "--data-dir", str(file.parent / "data"), *options]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    """One process with torch imported that forks a run on request."""
+    command = [sys.executable, "-m", "tests.distributed.run_server"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        SERVER.append(process)
+        yield
+        SERVER.remove(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+SERVER: list[subprocess.Popen[str]] = []
+
+
 def run(file: Path, *options: str) -> Run:
-    done = subprocess.run(arguments(file, "--json", *options), cwd=ROOT, capture_output=True, text=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    (process,) = SERVER
+    assert process.stdin is not None and process.stdout is not None
+    output, errors = file.parent / "output", file.parent / "errors"
+    request = {"arguments": arguments(file, "--json", *options)[3:], "output": str(output), "errors": str(errors)}
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    code = int(process.stdout.readline())
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
     summary = lines.pop()["summary"] if lines and "summary" in lines[-1] else {}
-    return Run(done.returncode, lines, summary, done.stderr)
+    return Run(code, lines, summary, errors.read_text())
 
 
 @pytest.fixture
@@ -67,6 +89,15 @@ def gpt(tmp_path: Path) -> Path:
     (tmp_path / "text.txt").write_text("".join(words[n % 3] * (1 + n % 5) for n in range(300)))
     (tmp_path / "gpt.yaml").write_text(GPT)
     return tmp_path / "gpt.yaml"
+
+
+def test_it_is_a_program_with_nothing_but_json_on_its_output(mlp: Path) -> None:
+    """Property: as a process of its own it says the same as in the forks that the other tests use."""
+    options = ("--json", "--set", "train.steps=2")
+    alone = subprocess.run(arguments(mlp, *options), cwd=ROOT, capture_output=True, text=True)
+    lines = [json.loads(line) for line in alone.stdout.splitlines()]
+    assert alone.returncode == 0 and [line.get("step") for line in lines] == [1, 2, None]
+    assert lines[-1]["summary"]["digest"] == run(mlp, *options[1:]).summary["digest"]
 
 
 def test_json_lines_are_one_per_step_and_a_summary(mlp: Path) -> None:
