@@ -5,7 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import Page, expect
 
 from server.cli.client import Json
-from tests.browser.specs import as_yaml, digits
+from tests.browser.specs import as_yaml, digits, own_model
 from tests.running_service import Service
 
 STEPS = 800  # enough to be cancelled in, on a fast machine too
@@ -56,6 +56,15 @@ def test_a_job_cancelled_and_resumed_from_the_page_ends_with_the_bits_of_an_undi
     expect(state).to_have_text("succeeded", timeout=AT_REST_MS)
     expect(page.get_by_test_id("digest")).to_have_text(expected)
     assert service.job(job_id)["stage"] == 3
+
+
+def test_a_users_own_model_is_planned_before_it_is_submitted(page: Page, service: Service) -> None:
+    """The server imports it in a process of its own; the page waits for the answer and shows all four stages."""
+    page.goto("/new")
+    write_spec(page, own_model("mine", service.folder, "odd:build"))
+    expect(page.locator(".stage-plan")).to_have_count(4, timeout=AT_REST_MS)
+    write_spec(page, own_model("mine", service.folder, "odd:no_such_function"))
+    expect(page.get_by_role("alert")).to_contain_text("no_such_function", timeout=AT_REST_MS)
 
 
 def test_a_mistake_is_shown_at_its_line_before_anything_is_submitted(page: Page) -> None:

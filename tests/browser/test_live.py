@@ -13,7 +13,7 @@ from tests.browser.conftest import Watch, open_page
 from tests.browser.specs import digits
 from tests.running_service import Service, start, stop
 
-FAKE = {"SHARDYARD_FAKE_CLUSTER": "true"}
+FAKE = {"SHARDYARD_FAKE_CLUSTER": "true", "SHARDYARD_LOST_SECONDS": "1", "SHARDYARD_SHUTDOWN_SECONDS": "1"}
 MANY = 80  # more than a page of the list
 DRAWN = 60  # at most: what fits a screen, and a margin
 
@@ -52,7 +52,7 @@ def test_a_long_list_is_read_in_pages_and_drawn_in_part(quiet_page: Page, quiet_
         quiet_service.submit(digits(f"job {number:03d}", steps=100_000))
     page = quiet_page
     rows = page.locator(".jobs-row")
-    expect(page.get_by_role("link", name=f"job {MANY - 1}")).to_be_visible()
+    expect(page.get_by_role("link", name=f"job {MANY - 1:03d}")).to_be_visible()
     assert rows.count() < DRAWN
     oldest = page.get_by_role("link", name="job 000")
     for _ in range(60):

@@ -119,7 +119,7 @@ function SeriesPicker({ job, chosen }: { job: Job; chosen: readonly string[] }) 
         className="input"
         list="series-names"
         aria-label="Add a chart of another series"
-        placeholder={`Add one of ${others.length} more series`}
+        placeholder={others.length === 1 ? "Add one more series" : `Add one of ${others.length} more series`}
         value={text}
         onChange={(event) => {
           const value = event.target.value;
