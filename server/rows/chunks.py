@@ -120,14 +120,32 @@ async def buckets_between(connection: AsyncConnection, series_id: int, level: in
     return Buckets(level=level, **arrays)
 
 
-async def count_between(connection: AsyncConnection, series_id: int, first: int, last: int) -> int:
-    """About how many raw points a range has: whole chunks are counted, and the tail."""
-    in_chunks = select(func.coalesce(func.sum(PointChunk.count), 0)).where(
-        PointChunk.series_id == series_id, PointChunk.last_step >= first, PointChunk.first_step <= last
+@dataclass(frozen=True)
+class Extent:
+    """About how many raw points a range of steps has, and over how many steps they lie."""
+
+    points: int  # whole chunks are counted, and the tail
+    steps: int
+
+    def entries(self, level: int) -> int:
+        """At most so many entries are read at a level; 0: raw points."""
+        return self.points if level == 0 else min(self.points, (self.steps >> (4 * level)) + 2)
+
+
+async def extent(connection: AsyncConnection, series_id: int, first: int, last: int) -> Extent:
+    """How much there is to read with first <= step <= last; no point is looked at."""
+    sealed = select(
+        func.coalesce(func.sum(PointChunk.count), 0), func.min(PointChunk.first_step), func.max(PointChunk.last_step)
+    ).where(PointChunk.series_id == series_id, PointChunk.last_step >= first, PointChunk.first_step <= last)
+    tail = select(func.count(), func.min(PointTail.step), func.max(PointTail.step)).where(
+        PointTail.series_id == series_id, PointTail.step.between(first, last)
     )
-    in_tail = select(func.count()).where(PointTail.series_id == series_id, PointTail.step.between(first, last))
-    chunks, tail = await connection.scalar(in_chunks), await connection.scalar(in_tail)
-    return int(chunks or 0) + int(tail or 0)
+    rows = [(await connection.execute(statement)).one() for statement in (sealed, tail)]
+    ends = [(row[1], row[2]) for row in rows if row[1] is not None]
+    if not ends:
+        return Extent(0, 0)
+    low, high = max(first, min(end[0] for end in ends)), min(last, max(end[1] for end in ends))
+    return Extent(sum(int(row[0]) for row in rows), high - low + 1)
 
 
 async def read(connection: AsyncConnection, series_id: int, first: int, last: int) -> Points:

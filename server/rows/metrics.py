@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from server.charts import Curve, curve_of_buckets, curve_of_points, draw, moment
 from server.points import COLUMNS, LEVELS, Buckets, ChunkError, Points, roll_up
 from server.rows import chunks, series
+from server.rows.chunks import Extent
 from server.rows.series import SeriesRef
 from server.views import MetricsView, PointView, SeriesView
 from workers.contract import write_number
@@ -116,16 +117,19 @@ def _series_view(
 
 
 async def _curve(connection: AsyncConnection, segments: Sequence[Segment], width: int) -> tuple[Curve, int]:
-    counts = [await chunks.count_between(connection, s.ref.id, s.first, s.last) for s in segments]
-    limit = READ_PER_WIDTH * width
-    if sum(counts) <= limit:
+    extents = [await chunks.extent(connection, s.ref.id, s.first, s.last) for s in segments]
+    level = level_for(extents, READ_PER_WIDTH * width)
+    if level == 0:
         parts = [await chunks.read(connection, s.ref.id, s.first, s.last) for s in segments]
         return curve_of_points(_joined(parts), width), 1
-    for level in LEVELS:
-        buckets = [await _buckets(connection, segment, level) for segment in segments]
-        if sum(len(part) for part in buckets) <= limit or level == LEVELS[-1]:
-            return curve_of_buckets(_joined_buckets(buckets), width), 16**level
-    raise AssertionError("unreachable")
+    buckets = [await _buckets(connection, segment, level) for segment in segments]
+    return curve_of_buckets(_joined_buckets(buckets), width), 16**level
+
+
+def level_for(extents: Sequence[Extent], limit: int) -> int:
+    """The finest level of which at most `limit` entries are read; 0: raw points."""
+    fitting = (level for level in (0, *LEVELS) if sum(each.entries(level) for each in extents) <= limit)
+    return next(fitting, LEVELS[-1])
 
 
 async def _buckets(connection: AsyncConnection, segment: Segment, level: int) -> Buckets:

@@ -16,6 +16,7 @@ from server.ids import new_id
 from server.models import PointChunk, PointTail, Rollup
 from server.points import CHUNK_POINTS, COLUMNS, roll_up
 from server.rows import checkpoints, chunks, jobs, logs, metrics, series
+from server.rows.chunks import Extent
 from server.states import Status
 from tests.service.conftest import Api
 from tests.service.reports_by_hand import Rank, checkpoint, log, points, start_attempt
@@ -171,6 +172,15 @@ async def test_csv_has_every_raw_point_and_names_no_formula(api: Api) -> None:
             ("loss", "2", "0.2"),
             ('\'=cmd|"x"', "1", "1e+300"),
         }
+
+
+def test_the_finest_level_that_fits_is_read() -> None:
+    """Few points are read raw however far apart they lie; many are read at the level where few buckets are left."""
+    sparse, dense = Extent(300, 299_001), Extent(1_000_000, 1_000_000)
+    assert metrics.level_for([sparse], 6400) == 0
+    assert metrics.level_for([dense], 6400) == 2
+    assert metrics.level_for([dense, dense], 6400) == 3
+    assert metrics.level_for([], 10) == 0
 
 
 def test_segments_cover_each_step_once() -> None:
