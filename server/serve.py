@@ -86,6 +86,11 @@ class Service:
         return self._only != "api" and not self._settings.ray_address and not self._settings.fake_cluster
 
     @property
+    def _ends_jobs(self) -> bool:
+        """The cluster ends with this process; on one that somebody else runs the jobs go on."""
+        return self._own_head or self._settings.fake_cluster
+
+    @property
     def _url(self) -> str:
         settings = self._settings
         if settings.public_url:
@@ -148,7 +153,8 @@ class Service:
         self._say(f"Shardyard is at {self._url}")
         self._say(f"Log in:  {login_link(self._url, token)}")
         if self._only is None:
-            self._say(f"Data in {settings.data_dir}. Ctrl-C pauses the jobs and stops the service.")
+            end = "pauses the jobs and stops the service" if self._ends_jobs else "stops the service; its jobs train on"
+            self._say(f"Data in {settings.data_dir}. Ctrl-C {end}.")
         sys.stdout.flush()
         return Api(server, task)
 
@@ -211,7 +217,7 @@ class Service:
 
     async def _stop_controller(self, database: Database, controller: Controller) -> None:
         controller.reconciler.draining = True
-        if self._own_head or self._settings.fake_cluster:
+        if self._ends_jobs:
             await self._pause_jobs(database, controller)
         controller.stop.set()
         await controller.loop
