@@ -6,7 +6,7 @@ Engines: ddp | zro (ZeroRedundancyOptimizer) | fsdp2 | fsdp2-keep (no reshard) |
 backward alone). `ours1:group` forces point-to-point messages over gloo; the default is shared memory. All engines live
 in one process group of gloo ranks with one thread each and take turns, so that they see the same machine. Ratios are
 medians over medians of DDP, minima beside them, and the least processor time of rank 0. With several micro-batches per
-rank DDP uses no_sync, and FSDP2 reduces every micro-batch.
+rank DDP uses no_sync, and FSDP2 reduces every micro-batch. With one engine alone its peak memory is printed too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import platform
+import resource
 import socket
 import statistics
 import time
@@ -191,6 +192,7 @@ def rank_main(rank: int, arguments: Arguments, port: int) -> None:
     batches = [
         torch.randint(0, VOCABULARY, (1, LENGTH + 1), generator=generator) for _ in range(arguments.micro_batches)
     ]
+    before = peak_bytes()
     steps = {name: step_of(name, arguments.micro_batches) for name in arguments.engines}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     busy: dict[str, list[float]] = {name: [] for name in steps}
@@ -207,8 +209,16 @@ def rank_main(rank: int, arguments: Arguments, port: int) -> None:
                 seconds[name].append(time.perf_counter() - start)
     if rank == 0:
         report(seconds, busy, arguments)
+        if len(steps) == 1:
+            parameters = sum(parameter.numel() for parameter in GPT().parameters())
+            print(f"peak over start: {(peak_bytes() - before) / parameters:.1f} bytes per parameter")
     dist.barrier()
     os._exit(0)
+
+
+def peak_bytes() -> int:
+    """Largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextlib.contextmanager

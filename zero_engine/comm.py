@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -32,6 +32,7 @@ class Buffer:
     label: str
     local: Tensor  # 1-D uint8, this rank's bytes
     peers: dict[int, Tensor] = field(default_factory=dict)  # 1-D uint8 views of the others' bytes, where shared
+    maps: dict[int, Any] = field(default_factory=dict)  # the mappings behind them
     published: int = 0  # times this rank has published it
 
 

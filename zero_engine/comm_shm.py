@@ -27,6 +27,7 @@ from zero_engine.layout import Range
 READY, DONE, NOTE, ABORT, BUFFER = range(5)
 _HEAD = struct.Struct("<BIQ")  # kind, buffer number, sequence number; a label in UTF-8 follows
 _MESSAGE_BYTES = 4096
+_FORGET_BYTES = 1 << 20  # smallest read whose pages are dropped
 _LAST_WORDS = 256  # messages read from a broken stream
 
 
@@ -137,12 +138,13 @@ class SharedComm:
         self._buffers += 1
         descriptor = os.memfd_create(f"shardyard-{label}", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, max(sizes[self.rank], 1))
-        buffer = Buffer(self._buffers, label, _mapped(descriptor, sizes[self.rank]))
+        buffer = Buffer(self._buffers, label, _view(mmap.mmap(descriptor, max(sizes[self.rank], 1)), sizes[self.rank]))
         self._sockets.send(BUFFER, buffer.number, descriptor=descriptor)
         os.close(descriptor)
         for peer in self._others:
             received = self._sockets.descriptor(peer, buffer.number)
-            buffer.peers[peer] = _mapped(received, sizes[peer])
+            buffer.maps[peer] = mmap.mmap(received, max(sizes[peer], 1))
+            buffer.peers[peer] = _view(buffer.maps[peer], sizes[peer])
             os.close(received)
         return buffer
 
@@ -175,6 +177,10 @@ class SharedComm:
         with self.ledger.timed("exchange", purpose, sent):
             if len(part):
                 yield part, pieces
+        for rank in self._others:
+            if (piece := pieces[rank]) is not None:
+                start = request.offset + part.start * piece.itemsize
+                _forget(buffer.maps[rank], start, start + len(part) * piece.itemsize)
 
     def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
         with self.ledger.timed("gather", purpose, sent_in_gather(request, self.rank)):
@@ -183,6 +189,8 @@ class SharedComm:
                 mine = target[place.start : place.stop]
                 if theirs.data_ptr() != mine.data_ptr():
                     mine.copy_(theirs)
+                if rank != self.rank:
+                    _forget(buffer.maps[rank], source.start, source.stop)
 
     def _bytes_of(self, buffer: Buffer, rank: int) -> Tensor:
         return buffer.local if rank == self.rank else buffer.peers[rank]
@@ -234,10 +242,18 @@ def _user_of(stream: socket.socket) -> int:
     return int(struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
 
 
-def _mapped(descriptor: int, size: int) -> Tensor:
-    if size == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+def _view(memory: mmap.mmap, size: int) -> Tensor:
+    return torch.frombuffer(memory, dtype=torch.uint8)[:size]
+
+
+def _forget(memory: mmap.mmap, start: int, stop: int) -> None:
+    """Drop the pages of what was read from this process's tables: they belong to the rank that wrote them.
+
+    Large reads only. Without it every rank's resident size counts the others' buckets as its own.
+    """
+    start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if stop - start >= _FORGET_BYTES:
+        memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
 def _part(storage: Tensor, offset: int, part: Range, dtype: torch.dtype) -> Tensor:
