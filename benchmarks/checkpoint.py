@@ -341,7 +341,8 @@ def run_rank(rank: int, ranks: int, port: int, asked: Asked) -> None:
     state_bytes = sum(tensor.numel() * 4 for tensor in bench.own.values())
     if rank == 0:
         found = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+            f"load average {os.getloadavg()[0]:.0f}",
             "asked": asdict(asked),
             "shard_bytes": state_bytes,
             "cases": {name: asdict(case) for name, case in bench.cases.items()},
