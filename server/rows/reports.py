@@ -40,6 +40,7 @@ from workers.contract import (
 LARGEST = 2**53  # of steps and counts: what every JSON reader keeps exact
 MAX_SERIES = 5000  # of one attempt and rank
 REFUSED = "checkpoint.refused"  # a rank's event: the checkpoint in data.folder could not be read
+FALLBACK = "checkpoint.fallback"  # and the one in data.folder, of data.step, was read in its place
 _PLACE = (
     select(
         Attempt.job_id,
@@ -175,6 +176,11 @@ async def _store_event(tx: Tx, owner: Owner, record: EventRecord) -> None:
     folder = record.data.get("folder")
     if record.action == REFUSED and isinstance(folder, str):
         await checkpoints.mark_corrupt_folder(tx, owner.job_id, folder, record.message)
+    if record.action == FALLBACK and isinstance(folder, str):
+        for used in await checkpoints.of_job(tx.connection, owner.job_id):
+            if used.folder == folder:
+                values = {"resume_checkpoint": used.id, "resume_step": used.step}
+                await attempts.set_values(tx, owner.attempt_id, **values)
     await events.append(
         tx,
         owner.job_id,

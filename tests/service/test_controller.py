@@ -17,7 +17,7 @@ from server.models import Attempt, Job, PointTail, Series
 from server.rows import attempts, jobs
 from server.states import Action, AttemptStatus, Desired, Status
 from tests.service.controller_world import BOTH, Fault, World, in_world
-from workers.contract import AttemptId, JobId
+from workers.contract import AttemptId, EventRecord, JobId
 
 
 @in_world(databases=BOTH)
@@ -319,6 +319,26 @@ async def test_damaged_checkpoints_never_start_a_job_over_silently(world: World)
             await checkpoints.set_status(tx, checkpoint, "corrupt", problem="test")
     failed = await world.until_status(job, Status.FAILED)
     assert (failed.reason, failed.attempt) == ("checkpoint_unreadable", 1)
+
+
+@in_world()
+async def test_an_attempt_that_fell_back_says_where_it_really_began(world: World) -> None:
+    """The rank refused one checkpoint and read another: the first is marked, the attempt's start corrected."""
+    job = await world.submit(steps=500)
+    await world.until_step(job, 25)
+    newest, before = await world.checkpoints(job)
+    attempt = await world.attempt(job)
+    said = [("checkpoint.refused", newest), ("checkpoint.fallback", before)]
+    records = [
+        EventRecord(at=world.clock(), action=action, message="scripted", data={"folder": c.folder, "step": c.step})
+        for action, c in said
+    ]
+    rank = (await world.gang(job)).ranks[1]
+    rank.spool += records
+    await world.look(2)
+    now = await world.attempt(job)
+    assert (now.id, now.resume_step, now.resume_checkpoint) == (attempt.id, before.step, before.id)
+    assert {c.step: c.status for c in await world.checkpoints(job)}[newest.step] == "corrupt"
 
 
 async def _checkpoint_ids(world: World, job: str) -> list[str]:
