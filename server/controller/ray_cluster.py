@@ -23,19 +23,20 @@ from ray.util import list_named_actors, placement_group_table, remove_placement_
 from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from server.controller.cluster import (
-    AttemptState,
-    ClusterState,
-    ClusterUnavailable,
-    Launch,
-    LaunchFailed,
-    NoCapacity,
-    Node,
-    RankState,
+from server.controller.cluster import ClusterState, ClusterUnavailable, Launch, LaunchFailed, NoCapacity
+from server.controller.ray_placement import (
+    Placed,
+    agent_name,
+    free_slots,
+    group_name,
+    placed_of,
+    rank_name,
+    reported,
 )
 from server.controller.ray_target import RayOptions, RayTarget
+from server.controller.ray_view import attempts_of, node_of
 from workers.agent import AgentPlan, NodeAgent
-from workers.contract import AttemptId, JobId, ResultRecord
+from workers.contract import AttemptId
 from workers.rank_actor import ActorPlan, RankActor
 
 NAMESPACE = "shardyard"
@@ -47,23 +48,6 @@ POLL_SECONDS = 0.02
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """An attempt's placement group as its name tells it."""
-
-    job_id: JobId
-    attempt_id: AttemptId
-    fence: int
-    ranks: int
-    nodes: tuple[str, ...]  # node id of each bundle; empty while it is not placed
-    group_id: str = ""  # Ray's id, in hex
-    kind: str = ""  # resource of each bundle: CPU or GPU
-
-    @property
-    def name(self) -> str:
-        return group_name(self.job_id, self.attempt_id, self.fence, self.ranks)
 
 
 @dataclass
@@ -80,16 +64,6 @@ class _Seen:
 
     state: dict[str, Any]
     at: float = field(default_factory=time.monotonic)
-
-
-def group_name(job_id: str, attempt_id: str, fence: int, ranks: int) -> str:
-    """The name of an attempt's placement group."""
-    return f"attempt:{job_id}:{attempt_id}:{fence}:{ranks}"
-
-
-def rank_name(attempt_id: str, rank: int) -> str:
-    """The name of a rank's actor."""
-    return f"rank:{attempt_id}:{rank}"
 
 
 def reachable(method: Callable[P, T]) -> Callable[P, T]:
@@ -129,70 +103,13 @@ class RayCluster:
     @reachable
     def observe(self) -> ClusterState:
         self._ensure_agents()
-        alive = _living_nodes()
-        placed = _placed()
-        free = {kind: _free_slots(kind, placed) for kind in ("CPU", "GPU")}
+        placed, reports = _placed(), _free_resources()
+        free = {kind: free_slots(kind, placed, reports) for kind in ("CPU", "GPU")}
         lost = self._lost_ranks()
-        names = [entry["name"] for entry in list_named_actors(all_namespaces=True) if entry["namespace"] == NAMESPACE]
-        states = self._states(name for name in names if name.startswith("rank:"))
-        nodes = tuple(self._node(node_id, node, free) for node_id, node in sorted(alive.items()))
-        return ClusterState(nodes, tuple(self._attempts(placed, states, lost)))
-
-    def _node(self, node_id: str, node: dict[str, Any], free: dict[str, dict[str, int]]) -> Node:
-        agent = self.agents.get(node_id)
-        facts = agent.facts if agent else {}
-        resources = node["Resources"]
-        kind = "GPU" if resources.get("GPU") else "CPU"
-        slots = int(resources.get(kind, 0))
-        memory = int(facts.get("memory_bytes") or resources.get("memory", 0))
-        return Node(
-            id=node_id,
-            address=node["NodeManagerAddress"],
-            alive=True,
-            device="cuda" if kind == "GPU" else "cpu",
-            slots=slots,
-            free_slots=free[kind].get(node_id, 0),
-            memory_bytes=memory,
-            device_memory_bytes=int(facts.get("device_memory_bytes") or memory // max(slots, 1)),
-            devices=tuple(facts.get("devices", ())),
-        )
-
-    def _attempts(
-        self, placed: list[_Placed], states: dict[str, dict[str, Any]], lost: dict[str, dict[str, Any]]
-    ) -> Iterable[AttemptState]:
-        """Every attempt that has a placement group, an actor, or a rank left on a node."""
-        groups = {group.attempt_id: group for group in placed}
-        for said in [*states.values(), *lost.values()]:
-            attempt = AttemptId(said["attempt_id"])
-            known = groups.get(attempt)
-            ranks = max(known.ranks if known else 0, said["rank"] + 1)
-            if known is None or known.ranks < ranks:
-                groups[attempt] = _Placed(JobId(said["job_id"]), attempt, said["fence"], ranks, ())
-        for group in groups.values():
-            ranks = tuple(self._rank(group, rank, states, lost) for rank in range(group.ranks))
-            yield AttemptState(group.attempt_id, group.job_id, group.fence, ranks)
-
-    def _rank(
-        self, group: _Placed, rank: int, states: dict[str, dict[str, Any]], lost: dict[str, dict[str, Any]]
-    ) -> RankState:
-        name = rank_name(group.attempt_id, rank)
-        said = states.get(name) or lost.get(name)
-        node_id = group.nodes[rank] if rank < len(group.nodes) else None
-        if said is None or said["fence"] != group.fence:
-            starting = group.attempt_id in self.launching
-            return RankState(rank, "starting" if starting else "lost", node_id)
-        result = said["result"]
-        return RankState(
-            rank=rank,
-            status=said["status"],
-            node_id=said.get("node_id") or node_id,
-            pid=said["pid"],
-            start_ticks=said["start_ticks"],
-            result=None if result is None else ResultRecord.model_validate(result),
-            step=said["step"],
-            heartbeat_age_seconds=said["heartbeat_age_seconds"],
-            reports_closed=said["reports_closed"],
-        )
+        states = self._states(name for name in _names() if name.startswith("rank:"))
+        agents = {node: agent.facts for node, agent in self.agents.items()}
+        nodes = tuple(node_of(facts, agents.get(node, {}), free) for node, facts in sorted(_living_nodes().items()))
+        return ClusterState(nodes, tuple(attempts_of(placed, states, lost, self.launching)))
 
     def _states(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """What each living rank actor says now; one that does not answer in time is taken as last seen, grown older."""
@@ -250,7 +167,7 @@ class RayCluster:
     def _require_capacity(self, launch: Launch) -> None:
         """Raise NoCapacity unless the whole attempt is known to fit now: no placement group waits in Ray."""
         kind = _resource(launch)
-        free = sum(_free_slots(kind, _placed()).values())
+        free = sum(free_slots(kind, _placed(), _free_resources()).values())
         if free < len(launch.orders):
             raise NoCapacity(f"{len(launch.orders)} ranks need as many {kind} slots; {free} are free")
 
@@ -356,7 +273,7 @@ class RayCluster:
         _wait(
             lambda: (
                 all(group.attempt_id != attempt_id for group in _placed())
-                and not any(_reported(group, _free_resources()) for group in groups)
+                and not any(reported(group, _free_resources()) for group in groups)
             ),
             deadline,
             f"the placement group of attempt {attempt_id} is not removed",
@@ -371,7 +288,7 @@ class RayCluster:
         """An agent that answers on every living node. One that is only slow is kept; a dead one is replaced."""
         with self.lock:
             nodes = _living_nodes()
-            handles = {node: _actor(f"agent:{node}") for node in nodes}
+            handles = {node: _actor(agent_name(node)) for node in nodes}
             asked = {node: handle.ping.remote() for node, handle in handles.items() if handle is not None}
             answers = _answers(asked, ANSWER_SECONDS)
             agents: dict[str, _Agent] = {}
@@ -396,7 +313,7 @@ class RayCluster:
         while True:
             try:
                 kind = self._agent_class.options(
-                    name=f"agent:{node}",
+                    name=agent_name(node),
                     namespace=NAMESPACE,
                     lifetime="detached",
                     max_restarts=0,
@@ -436,26 +353,6 @@ def _free_resources() -> dict[str, dict[str, float]]:
     return free
 
 
-# Note: why free slots are corrected
-# A node reports its resources about every 100 ms. Until it has reported a new placement group, what that group holds
-# still counts as free; so the bundles of groups that no report mentions yet are taken off. A release waits for the
-# report that no longer mentions the group.
-def _free_slots(kind: str, placed: Sequence[_Placed]) -> dict[str, int]:
-    """Slots of a resource that nobody holds, by node id."""
-    reports = _free_resources()
-    free = {node: int(report.get(kind, 0)) for node, report in reports.items()}
-    for group in placed:
-        if group.kind == kind and not _reported(group, reports):
-            for node in group.nodes:
-                free[node] = max(free.get(node, 0) - 1, 0)
-    return free
-
-
-def _reported(group: _Placed, reports: dict[str, dict[str, float]]) -> bool:
-    """Whether some node's report mentions the placement group."""
-    return any(group.group_id in name for report in reports.values() for name in report)
-
-
 def _resource(launch: Launch) -> str:
     return "GPU" if launch.orders[0].device == "cuda" else "CPU"
 
@@ -467,36 +364,22 @@ def _actor(name: str) -> Any | None:
         return None
 
 
+def _names() -> list[str]:
+    """Names of all actors of ours, also of some that are dying."""
+    return [entry["name"] for entry in list_named_actors(all_namespaces=True) if entry["namespace"] == NAMESPACE]
+
+
 def _names_of(attempt_id: AttemptId) -> list[str]:
-    prefix = f"rank:{attempt_id}:"
-    entries = list_named_actors(all_namespaces=True)
-    return [e["name"] for e in entries if e["namespace"] == NAMESPACE and e["name"].startswith(prefix)]
+    return [name for name in _names() if name.startswith(rank_name(attempt_id, 0)[:-1])]
 
 
 def _actors_of(attempt_id: AttemptId) -> dict[str, Any]:
     return {name: actor for name in _names_of(attempt_id) if (actor := _actor(name)) is not None}
 
 
-def _placed() -> list[_Placed]:
+def _placed() -> list[Placed]:
     """Every attempt's placement group that is not removed."""
-    groups = []
-    for entry in placement_group_table().values():
-        parts = entry["name"].split(":")
-        if len(parts) != 5 or parts[0] != "attempt" or entry["state"] == "REMOVED":
-            continue
-        nodes = sorted(node for node in entry["bundles_to_node_id"].values() if node)
-        groups.append(
-            _Placed(
-                JobId(parts[1]),
-                AttemptId(parts[2]),
-                int(parts[3]),
-                int(parts[4]),
-                tuple(nodes),
-                entry["placement_group_id"],
-                "GPU" if any("GPU" in bundle for bundle in entry["bundles"].values()) else "CPU",
-            )
-        )
-    return groups
+    return placed_of(placement_group_table())
 
 
 def _bundle_nodes(group: PlacementGroup) -> list[str]:

@@ -88,7 +88,7 @@ def _head_environment(token_path: str, mark: str) -> dict[str, str]:
             "RAY_memory_monitor_refresh_ms": "0",  # it would kill actors for their ranks' bytes
             "RAY_num_workers_soft_limit": "12",  # idle workers stay warm
             "RAY_worker_niceness": "0",  # Ray would give ranks, their actors and the zygote the leftovers (15)
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else SIGTERM waits for the detached actors
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else SIGTERM waits for the detached actors
             "PYTHONPATH": os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])]),
             "OMP_NUM_THREADS": "1",
         }
