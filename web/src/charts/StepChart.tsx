@@ -6,19 +6,20 @@
 import { useEffect, useId, useLayoutEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
+import type { StepRange } from "../api/queries";
 import { formatCount, formatNumber } from "../ui/format";
 import { onTheme } from "../ui/theme";
 import "./charts.css";
 import { align, indexAt, type Column, type Line } from "./lines";
-import { plotOptions, type PlotHooks, type PlotRange, type YScale } from "./plot";
+import { plotOptions, type PlotHooks, type YScale } from "./plot";
 import { ValueTable } from "./ValueTable";
 
 interface Props {
   title: string;
   unit?: string | null;
   lines: readonly Line[];
-  range: PlotRange | null;
-  onRange: (range: PlotRange | null) => void;
+  range: StepRange | null;
+  onRange: (range: StepRange | null) => void;
   format?: (value: number) => string;
   height?: number;
   syncKey: string;
@@ -28,11 +29,10 @@ interface Props {
 export function StepChart({ title, unit, lines, range, onRange, format = formatNumber, height = 190, syncKey, note }: Props) {
   const [scale, setScale] = useState<YScale>("linear");
   const [asTable, setAsTable] = useState(false);
-  const [cursor, setCursor] = useState<number | null>(null);
+  const [shown, setShown] = useState<number | null>(null); // index under the cursor
   const { columns, slots } = useMemo(() => align(lines), [lines]);
-  const { holder, plot } = usePlot({ lines, columns, slots, scale, height, range, onRange, onCursor: setCursor, syncKey, hidden: asTable });
+  const { holder, plot } = usePlot({ lines, columns, slots, scale, height, range, onRange, onCursor: setShown, syncKey, hidden: asTable });
   const xs = columns[0];
-  const shown = cursor ?? null;
   const readouts = lines.flatMap((line, index) => {
     if (line.dim && shown === null) return [];
     const column = columns[slots[index]?.value ?? 0] as Column;
@@ -103,8 +103,8 @@ interface PlotProps {
   slots: ReturnType<typeof align>["slots"];
   scale: YScale;
   height: number;
-  range: PlotRange | null;
-  onRange: (range: PlotRange | null) => void;
+  range: StepRange | null;
+  onRange: (range: StepRange | null) => void;
   onCursor: (index: number | null) => void;
   syncKey: string;
   hidden: boolean;
@@ -153,7 +153,7 @@ function usePlot({ lines, columns, slots, scale, height, range, onRange, onCurso
   return { holder, plot };
 }
 
-function steer(event: KeyboardEvent, plot: uPlot | null, range: PlotRange | null, onRange: (range: PlotRange | null) => void): void {
+function steer(event: KeyboardEvent, plot: uPlot | null, range: StepRange | null, onRange: (range: StepRange | null) => void): void {
   if (!plot) return;
   const xs = plot.data[0];
   const [from, to] = plot.series[0]?.idxs ?? [0, xs.length - 1];
@@ -181,7 +181,7 @@ function point(plot: uPlot, index: number): void {
   plot.setCursor({ left: plot.valToPos(x, "x"), top: plot.over.clientHeight / 2 }, true);
 }
 
-function zoomAround(plot: uPlot, index: number, factor: number, onRange: (range: PlotRange | null) => void): void {
+function zoomAround(plot: uPlot, index: number, factor: number, onRange: (range: StepRange | null) => void): void {
   const xs = plot.data[0];
   const centre = xs[index];
   const { min, max } = plot.scales.x ?? {};

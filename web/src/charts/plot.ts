@@ -1,18 +1,14 @@
 /** What uPlot is told: scales, axes in the page's ink, lines with bands, and the marks that a line cannot show. */
 
 import uPlot from "uplot";
+import type { StepRange } from "../api/queries";
 import { formatCount, formatNumber, formatShort } from "../ui/format";
 import { lonelyPoints, type Column, type Line, type Slots } from "./lines";
 import { colour, wash } from "./palette";
 
-export interface PlotRange {
-  from: number;
-  to: number;
-}
-
 export interface PlotHooks {
-  range: () => PlotRange | null; // the zoom, kept whatever data arrives
-  onZoom: (range: PlotRange | null) => void;
+  range: () => StepRange | null; // the zoom, kept whatever data arrives
+  onZoom: (range: StepRange | null) => void;
   onCursor: (index: number | null) => void;
   marks: () => readonly { x: number; value: number; dim: boolean }[];
 }
@@ -92,8 +88,7 @@ function seriesOf(line: Line, slots: Slots): uPlot.Series[] {
       size: line.dim ? 4 : 5,
       width: 0,
       fill: () => wash(line.colour, line.dim ? 0.45 : 1),
-      filter: (plot, index, show) => {
-        void show;
+      filter: (plot, index) => {
         const [from, to] = plot.series[0]?.idxs ?? [0, plot.data[0].length - 1];
         const column = plot.data[index] as Column;
         const drawn = column.slice(from, to + 1).filter((each) => each !== null && each !== undefined).length;
@@ -106,7 +101,7 @@ function seriesOf(line: Line, slots: Slots): uPlot.Series[] {
   return slots.low === null ? [value] : [value, edge, edge];
 }
 
-function xRange(zoom: PlotRange | null, low: number | null, high: number | null): [number, number] {
+function xRange(zoom: StepRange | null, low: number | null, high: number | null): [number, number] {
   if (zoom) return [zoom.from, zoom.to];
   const [from, to] = [low ?? 0, high ?? 1];
   return from === to ? [from - 1, to + 1] : [from, to];
