@@ -17,13 +17,14 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
+from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
 from workers.gpus import gpus
 from workers.kill_pipe import KillPipe, open_kill_pipe
 from workers.launch_register import Entry, Register
-from workers.process_table import kill_marked, marked, own_identity, wait_gone
+from workers.process_table import kill_marked, own_identity, wait_gone
 from workers.rank_folders import mark_released, prune
 from workers.rank_process import RESULT_FILE, ExitStatus, end_of
 from workers.spool_progress import SpoolProgress
@@ -32,6 +33,7 @@ from workers.zygote import MESSAGE_BYTES, zygote_environment
 
 SOCKET_PATH_BYTES = 107
 READY_SECONDS = 120.0
+PATIENCE_SECONDS = 15.0  # with a zygote that listens but is slow: the machine is busy
 PATROL_SECONDS = 0.5
 SWEEP_SECONDS = 5.0
 WARM_PAUSE_SECONDS = 2.0
@@ -50,6 +52,7 @@ class ZygoteFacts:
     start_ticks: int
     kernel_kills: bool  # else ranks are guarded by a watcher process
     seconds: float  # it took to come up
+    code: str  # `code_mark` of what it imported
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,13 @@ class NodeAgent:
         }
 
     def ensure_zygote(self) -> dict[str, Any]:
-        """A zygote that answers now, made anew when need be: `ping` with `zygote` set. Raises ZygoteFailed."""
+        """A zygote that answers and has today's code, made anew when need be: `ping` with `zygote` set.
+
+        Raises ZygoteFailed. Ranks that an older zygote forked live on.
+        """
         with self.lock:
-            if self.facts is None or not _answers(self.facts.socket_path):
+            facts = self.facts
+            if facts is None or facts.code != code_mark() or not _answers(facts.socket_path, PATIENCE_SECONDS):
                 self._end_zygote()
                 self.facts = self._start_zygote()
         return self.ping()
@@ -135,18 +142,9 @@ class NodeAgent:
             prune(ranks)
         return count
 
-    def survivors(self, attempt_id: str) -> list[int]:
-        """Pids of the attempt on this node."""
-        return [process.pid for process in marked({"SHARDYARD_ATTEMPT": attempt_id})]
-
     def warm(self) -> None:
         """Idle workers were used; start others once the ranks have had their time."""
         self.launched.set()
-
-    def close(self) -> None:
-        """End the zygote; the actor is killed afterwards."""
-        with self.lock:
-            self._end_zygote()
 
     def _raise_first(self) -> None:
         try:
@@ -173,7 +171,7 @@ class NodeAgent:
         path = str(self.folder / f"zygote-{os.getpid()}.sock")
         if len(path.encode()) > SOCKET_PATH_BYTES:
             raise ZygoteFailed(f"socket path {path} is longer than {SOCKET_PATH_BYTES} bytes")
-        begun = time.monotonic()
+        begun, code = time.monotonic(), code_mark()
         self._pipe = open_kill_pipe()
         log = self.folder / "zygote.log"
         command = [
@@ -187,10 +185,10 @@ class NodeAgent:
             )  # fmt: skip
         os.close(self._pipe.reader)
         while time.monotonic() - begun < READY_SECONDS and self._child.poll() is None:
-            said = _answers(path)
+            said = _answers(path, PATIENCE_SECONDS)
             if said is not None:
                 return ZygoteFacts(
-                    path, said["pid"], said["start_ticks"], said["kernel_kills"], time.monotonic() - begun
+                    path, said["pid"], said["start_ticks"], said["kernel_kills"], time.monotonic() - begun, code
                 )
             time.sleep(0.02)
         self._end_zygote()
@@ -272,10 +270,10 @@ def _zygote_environment(path: tuple[str, ...]) -> dict[str, str]:
     return zygote_environment(kept)
 
 
-def _answers(path: str) -> dict[str, Any] | None:
-    """What the zygote at this socket says of itself, None when nobody answers within two seconds."""
+def _answers(path: str, seconds: float) -> dict[str, Any] | None:
+    """What the zygote at this socket says of itself, None when nobody answers in time."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(2.0)
+        connection.settimeout(seconds)
         try:
             connection.connect(path)
             connection.send(b'{"op": "ping"}')
@@ -283,6 +281,14 @@ def _answers(path: str) -> dict[str, Any] | None:
             return dict(json.loads(said)) if said else None
         except (OSError, ValueError):
             return None
+
+
+def code_mark() -> str:
+    """A short text that changes when the code of ranks on this node's disk does: an upgrade under a running head."""
+    root = Path(__file__).resolve().parents[1]
+    files = sorted(path for package in ("workers", "zero_engine") for path in (root / package).rglob("*.py"))
+    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return blake2s(repr(facts).encode(), digest_size=8).hexdigest()
 
 
 def node_folder(scratch: str, node_id: str) -> Path:
