@@ -79,7 +79,7 @@ def test_a_zygote_is_kept_while_it_answers_and_replaced_when_it_died_or_the_code
 
 def test_a_zygote_that_cannot_start_says_why(scratch: Path) -> None:
     """Its last words are in the error and in every ping."""
-    broken = new_agent(scratch, entry="no_such_module:run")
+    broken = new_agent(scratch / "broken", entry="no_such_module:run")
     with pytest.raises(ZygoteFailed, match="no_such_module"):
         broken.ensure_zygote()
     wait_for(lambda: "no_such_module" in broken.ping()["failure"])
