@@ -93,7 +93,7 @@ def test_what_a_dead_actor_left_is_sent_and_said_once(agent: NodeAgent, tmp_path
     (folder / "spool.jsonl").write_text(json.dumps(points) + "\n" + '{"kind": "poi')
     (folder / "output.log").write_text("last words")
     entry(agent, folder, sink)
-    wait_for(lambda: sink.closed)
+    wait_for(lambda: agent.lost_ranks()[0]["reports_closed"])
     assert sink.steps("attempt", 0) == [4] and sink.output("attempt", 0) == "last words"
     assert [result["outcome"] for result in sink.results("attempt", 0)] == ["died"]
     (lost,) = agent.lost_ranks()
