@@ -230,32 +230,41 @@ def kind_of(pid: int) -> str:
     return next((name for part, name in known.items() if part in line), "other processes of Ray")
 
 
-def peer_torchrun() -> float:
-    begun = time.time()
+def peer_torchrun() -> float | str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    said = subprocess.run(
-        [*command, str(ROOT / "benchmarks" / "submit_peers.py")], capture_output=True, text=True, check=True
-    ).stdout
-    return first_step(said) - begun
+    return run_peer(command, [], dict(os.environ))
 
 
 def peer_ray_train(service: Service) -> float | str:
-    """On the service's own warm head; the last words of the command when it failed, as without ray[train]."""
+    """On the service's own warm head."""
     head = find_head(service.folder)
     assert head is not None
-    environment = os.environ | ray_environment(head.token_path, local=True) | {"PEER_FOLDER": str(service.folder)}
-    begun = time.time()
-    command = [sys.executable, str(ROOT / "benchmarks" / "submit_peers.py"), "ray", head.address]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if "first step at" not in done.stdout + done.stderr:
-        return done.stderr.strip().rsplit("\n", 1)[-1]
-    return first_step(done.stdout + done.stderr) - begun
+    return run_peer([sys.executable], ["ray", head.address], os.environ | ray_environment(head.token_path, local=True))
 
 
-def first_step(said: str) -> float:
-    line = next((line for line in said.splitlines() if "first step at" in line), None)
-    assert line is not None, said[-3000:]
-    return float(line.rsplit(" ", 1)[1])
+def run_peer(command: list[str], arguments: list[str], environment: dict[str, str]) -> float | str:
+    """Seconds from the start of the command to its first step; its last words when it took none."""
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.time()
+        done = subprocess.run(
+            [*command, str(ROOT / "benchmarks" / "submit_peers.py"), *arguments],
+            capture_output=True,
+            text=True,
+            env=environment | {"PEER_FOLDER": folder},
+        )
+        step = Path(folder, "first-step")
+        if step.exists():
+            return float(step.read_text()) - begun
+    words = [line for line in done.stderr.splitlines() if line.strip()]
+    return words[-1] if words else f"exit code {done.returncode}"
+
+
+def show_peer(name: str, runs: list[float | str]) -> dict[str, float] | None:
+    measured = [seconds for seconds in runs if isinstance(seconds, float)]
+    if measured:
+        return show(name, measured)
+    print(f"{name}: {runs[0]}")
+    return None
 
 
 def show(name: str, seconds: list[float]) -> dict[str, float]:
@@ -289,13 +298,8 @@ def main() -> None:
         threading.Event().wait(2 * WARM_SECONDS)
         numbers["idle"] = idle_memory(service)
         if options.peers:
-            numbers["torchrun"] = show("torchrun", [peer_torchrun() for _ in range(3)])
-            train = [peer_ray_train(service) for _ in range(2)]
-            measured = [seconds for seconds in train if isinstance(seconds, float)]
-            if measured:
-                numbers["ray_train"] = show("Ray Train", measured)
-            else:
-                print(f"Ray Train: {train[0]}")
+            numbers["torchrun"] = show_peer("torchrun", [peer_torchrun() for _ in range(3)])
+            numbers["ray_train"] = show_peer("Ray Train", [peer_ray_train(service) for _ in range(2)])
     print("\nidle, MiB of PSS by process")
     for kind, size in sorted(numbers["idle"].items(), key=lambda item: -item[1]):
         print(f"{kind:30} {size / MiB:8.0f}")

@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 benchmarks/submit_peers.py          python benchmarks/submit_peers.py ray ADDRESS
 
-Rank 0 prints `first step at SECONDS` (since the epoch) after its first optimizer step; the caller knows when it began.
+Rank 0 writes the time (seconds since the epoch) of its first optimizer step to $PEER_FOLDER/first-step; the caller
+knows when it began.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import itertools
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 RANKS = 2
 BATCH = 8
 
 
-def train(_: dict[str, Any] | None = None) -> None:
-    """Build, wrap, take one step; the process group stands already."""
+def train(config: dict[str, Any]) -> None:
+    """Build, wrap, take one step; the process group stands already. `config`: the folder to write to."""
     import torch
     import torch.distributed as dist
     from sklearn.datasets import load_digits
@@ -39,7 +41,7 @@ def train(_: dict[str, Any] | None = None) -> None:
     loss.backward()
     optimizer.step()
     if dist.get_rank() == 0:
-        print(f"first step at {time.time():.3f}", flush=True)
+        Path(config["folder"], "first-step").write_text(f"{time.time():.3f}")
 
 
 def under_ray(address: str) -> None:
@@ -50,7 +52,9 @@ def under_ray(address: str) -> None:
 
     ray.init(address=address, log_to_driver=True, logging_level="error", _node_ip_address="127.0.0.1")
     scaling = ScalingConfig(num_workers=RANKS, use_gpu=False, resources_per_worker={"CPU": 1})
-    TorchTrainer(train, scaling_config=scaling, run_config=RunConfig(storage_path=os.environ["PEER_FOLDER"])).fit()
+    folder = os.environ["PEER_FOLDER"]
+    storage = RunConfig(storage_path=folder)
+    TorchTrainer(train, train_loop_config={"folder": folder}, scaling_config=scaling, run_config=storage).fit()
 
 
 if __name__ == "__main__":
@@ -60,5 +64,5 @@ if __name__ == "__main__":
         import torch.distributed
 
         torch.distributed.init_process_group("gloo")
-        train()
+        train({"folder": os.environ["PEER_FOLDER"]})
         torch.distributed.destroy_process_group()
