@@ -26,25 +26,34 @@ class ProcessId:
     start_ticks: int  # clock ticks since boot, field 22 of /proc/<pid>/stat
 
     def alive(self) -> bool:
-        """Whether this very process still runs (a zombie does not)."""
-        stat = _stat(self.pid)
-        return stat is not None and stat[0] not in "ZX" and stat[1] == self.start_ticks
+        """Whether any thread of this very process still runs (a zombie's do not).
+
+        Asked of a pidfd: the state that /proc shows is the first thread's, which may end before the others.
+        """
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except OSError:
+            return False
+        try:
+            return _start_ticks(self.pid) == self.start_ticks and not select.select([descriptor], [], [], 0)[0]
+        finally:
+            os.close(descriptor)
 
 
-def _stat(pid: int) -> tuple[str, int] | None:
-    """(state letter, start ticks) of a pid, None when there is no such process."""
+def _start_ticks(pid: int) -> int | None:
+    """When a pid's process started, None when there is no such process."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before may hold anything, also spaces and brackets
-    return fields[0], int(fields[19])
+    return int(fields[19])
 
 
 def identify(pid: int) -> ProcessId | None:
     """The identity of a running process, None when it is gone."""
-    stat = _stat(pid)
-    return None if stat is None else ProcessId(pid, stat[1])
+    ticks = _start_ticks(pid)
+    return None if ticks is None else ProcessId(pid, ticks)
 
 
 def own_identity() -> ProcessId:

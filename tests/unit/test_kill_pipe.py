@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from workers.kill_pipe import guard, kernel_kills, open_kill_pipe
-from workers.process_table import ProcessId, identify, kill_marked, marked, own_identity, send_signal, wait_gone
+from workers.process_table import PROC, ProcessId, identify, kill_marked, marked, own_identity, send_signal, wait_gone
 
 
 def test_this_kernel_kills_by_the_pipe() -> None:
@@ -53,6 +53,24 @@ def test_a_reused_pid_is_not_taken_for_the_process_that_had_it() -> None:
     assert me.alive() and not other.alive()
     assert not send_signal(other, signal.SIGKILL)
     assert wait_gone(other, 0.0)
+
+
+def test_a_process_lives_as_long_as_any_of_its_threads() -> None:
+    """/proc calls it a zombie once its first thread has ended; it is not gone, and can still be killed."""
+    program = (
+        "import ctypes, signal, threading\n"
+        "threading.Thread(target=lambda: [print('up', flush=True), threading.Event().wait()]).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline() == b"up\n"
+    process = identify(child.pid)
+    assert process is not None
+    while (PROC / str(child.pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert child.poll() is None
+    assert process.alive() and not wait_gone(process, 0.0)
+    assert send_signal(process, signal.SIGKILL) and wait_gone(process, 5.0)
+    assert child.wait() == -signal.SIGKILL
 
 
 def test_only_processes_with_the_whole_mark_are_ended() -> None:
