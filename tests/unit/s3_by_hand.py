@@ -16,6 +16,18 @@ BUCKET = "checkpoints"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test-id", "AWS_SECRET_ACCESS_KEY": "test-secret-word", "AWS_REGION": "us-east-1"}
 
 
+# The bucket is there before the port is: a client that waits for the store never meets one without its bucket.
+PROGRAM = """
+import sys
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
+from moto.server import main
+port, bucket = sys.argv[1:]
+s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(bucket, "us-east-1")
+main(["-H", "127.0.0.1", "-p", port])
+"""
+
+
 @dataclass
 class S3Server:
     """Sets the variables that S3 clients read while it lives, and puts the old ones back."""
@@ -37,7 +49,7 @@ class S3Server:
 
     def up(self) -> None:
         """Start the process and wait until it answers."""
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        command = [sys.executable, "-c", PROGRAM, str(self.port), self.bucket]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in range(600):
             try:
@@ -46,9 +58,6 @@ class S3Server:
             except (URLError, ConnectionError):
                 assert self.process.poll() is None, "the S3 server ended"
                 time.sleep(0.05)
-        request = urllib.request.Request(f"{self.url}/{self.bucket}", method="PUT")
-        request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request")
-        urllib.request.urlopen(request, timeout=5).close()
 
     def down(self) -> None:
         """Kill the process; what it held is gone."""
