@@ -65,20 +65,22 @@ def test_a_second_ctrl_c_leaves_at_once_and_a_killed_server_loses_no_job(start: 
     first.process.send_signal(signal.SIGINT)
     assert first.process.wait(timeout=PATIENCE_SECONDS) in (0, 130)
 
+    def running_again(served: Served, attempt: int) -> None:
+        def again() -> bool:  # "running" alone may be what the dead server wrote
+            shown = served.job(job)
+            return bool(shown["attempt"] >= attempt and shown["status"] == "running")
+
+        wait_for(again, f"attempt {attempt} runs", lambda: served.story(job))
+
     second = start()
     second.wait_up()
-    second.wait_status(job, "running")
+    running_again(second, attempt=2)
     second.process.kill()
     second.process.wait()
 
     third = start()
     third.wait_up()
-
-    def again() -> bool:
-        shown = third.job(job)
-        return bool(shown["attempt"] >= 3 and shown["status"] == "running")
-
-    wait_for(again, "retried under the third server")
+    running_again(third, attempt=3)
 
 
 def test_what_is_in_use_is_refused_with_one_line_and_exit_code_2(start: Start, tmp_path: Path) -> None:
