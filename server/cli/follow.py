@@ -45,8 +45,9 @@ def wait_for(session: Session, job_id: str, done: Callable[[Json], bool]) -> Jso
 
 
 def is_at_rest(job: Json) -> bool:
-    """No rank runs and nothing will start by itself."""
-    return job["status"] in ENDED
+    """No rank runs and nothing will start by itself; a job that waits for the next `serve` is not at rest."""
+    reason = job["reason"] or {}
+    return job["status"] in ENDED and reason.get("code") != "server_stopped"
 
 
 def _as_lines(session: Session, job_id: str) -> Json:

@@ -34,7 +34,9 @@ def _built_and_closed(rank: Rank, transport: str, stage: int) -> tuple[int, int]
 
 @pytest.mark.parametrize(("transport", "stage"), [("shared", 1), ("shared", 3), ("group", 2)])
 def test_engines_built_and_closed_leave_no_memory_and_no_descriptor(pool: Pool, transport: str, stage: int) -> None:
-    """Ten engines of about 14 MiB later, a rank holds the same descriptors and less than one engine more."""
+    """Ten engines of about 14 MiB later, a rank holds the same descriptors and less than two engines more.
+
+    A leak of one engine each is 140 MiB; the allocator alone has kept up to 11 MiB of holes."""
     for descriptors, grown in pool.run(2, _built_and_closed, transport, stage):
         assert descriptors <= 0
-        assert grown < 10 << 20
+        assert grown < 28 << 20
