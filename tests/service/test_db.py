@@ -58,7 +58,7 @@ async def _submit(database: Database, **spec: Any) -> str:
 
 
 def test_up_down_up_leaves_the_schema_of_the_models(empty_url: str) -> None:
-    """Every step back is real, and what the migrations build is what `models.py` says."""
+    """Every step back is real, and what the migrations build is what `server/models` says."""
     migrations.upgrade(empty_url)
     migrations.downgrade(empty_url, "base")
     engine = _sync(empty_url)
