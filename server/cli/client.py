@@ -1,6 +1,6 @@
 """A thin client of the REST API over httpx: JSON in, JSON out, every problem an exception.
 
-The answers are the models of `server/views.py`, kept as plain JSON here so that a command line of another version than
+The answers are the models of `server/views/`, kept as plain JSON here so that a command line of another version than
 the server's goes on working.
 """
 

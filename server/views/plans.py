@@ -1,0 +1,67 @@
+"""What a spec would cost, stage by stage."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from server.views.view import View
+
+
+class StagePlan(View):
+    """The plan of one ZeRO stage."""
+
+    stage: int
+    fits: bool
+    memory: dict[str, int] = Field(description="bytes by category of the largest rank")
+    total_bytes: int
+    traffic: dict[str, int] = Field(description="bytes a step by collective/purpose, busiest rank")
+    total_traffic_bytes: int
+    paper_bytes: int
+    paper_traffic_bytes: int
+    saving: float = Field(description="1 - total / total of stage 0")
+    communication_seconds: float | None = Field(default=None, description="a step's traffic at the link's speed")
+
+
+class PlanView(View):
+    """What a spec would cost, before launch."""
+
+    ranks: int
+    micro_batches: int
+    chunk: int
+    parameters: int
+    padded_parameters: int
+    exact: bool = Field(description="false: the vocabulary or the user's model is not known before the start")
+    device_memory_bytes: int | None = Field(description="of one rank's device; None: not known, everything fits")
+    activation_bytes: int | None = Field(description="estimate for one micro-batch; not owned by the engine")
+    advised_stage: int
+    advice: str
+    fits: bool
+    idle_share: float = Field(description="share of rank time idle because V is not divisible by ranks")
+    note: str | None = Field(default=None, description="what the spec would need for this many ranks")
+    link_gbps: float | None = None
+    stages: list[StagePlan]
+
+
+class PendingPlan(View):
+    """A user's model is planned in a rank process: fetch the result later."""
+
+    id: str
+    status: Literal["pending", "done", "failed"]
+    href: str
+    plan: PlanView | None = None
+    error: str | None = None
+
+
+class JobPlanView(View):
+    """The plan of a job: predicted at submit, and as the engine of the newest attempt computed it."""
+
+    job_id: str
+    predicted: PlanView | None
+    attempt: int | None
+    memory: list[dict[str, int]] = Field(description="index: rank; bytes by category, from the engine")
+    traffic: list[dict[str, int]] = Field(description="index: rank; bytes by purpose, from the engine")
+    stage: int | None
+    chunk: int
+    parameters: int | None
