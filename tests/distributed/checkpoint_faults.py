@@ -8,44 +8,26 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.counted_calls import CountedCalls
 from zero_engine.store import FileCalls, LocalStore, StoreAway, Writer
 
 
 @dataclass
-class KilledAt(FileCalls):
-    """Lets `allowed` calls that change the disk pass, then kill -9 before the next. Spares the process that made it."""
+class KilledAt(CountedCalls):
+    """kill -9 before the call after the allowed ones, the last of which is torn. Spares the process that made it."""
 
-    allowed: int
     maker: int = field(default_factory=os.getpid)
 
-    def _count(self) -> None:
-        if os.getpid() == self.maker:
-            return
-        self.allowed -= 1
-        if self.allowed < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    def open(self, path: Path) -> int:
-        self._count()
-        return super().open(path)
+    def count(self) -> None:
+        if os.getpid() != self.maker:
+            super().count()
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        self._count()
-        if self.allowed == 0:
-            return super().write(descriptor, data[: max(1, len(data) // 2)])  # torn: half of it arrives
-        return super().write(descriptor, data)
-
-    def sync(self, descriptor: int) -> None:
-        self._count()
-        super().sync(descriptor)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._count()
-        super().rename(source, target)
-
-    def make_folder(self, path: Path) -> None:
-        self._count()
-        super().make_folder(path)
+        torn = self.allowed == 1 and os.getpid() != self.maker
+        return super().write(descriptor, data[: max(1, len(data) // 2)] if torn else data)  # half of it arrives
 
 
 @dataclass

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from checkpoint_by_hand import SPECS, ByHand, value
 
+from tests.counted_calls import CountedCalls
 from zero_engine.catalog import (
     delete,
     list_checkpoints,
@@ -25,7 +26,7 @@ from zero_engine.catalog import (
 from zero_engine.export import Export, ExportError, bf16_to_fp32, fp32_to_bf16, fp32_to_fp16
 from zero_engine.manifest import CheckpointError
 from zero_engine.shard import MANIFEST, wait_for_records
-from zero_engine.store import FileCalls, LocalStore
+from zero_engine.store import LocalStore
 from zero_engine.tensorfile import decode_header, header_bytes
 
 
@@ -155,44 +156,11 @@ class Stop(BaseException):
     """Stands for kill -9: nothing catches it."""
 
 
-class DiesAt(FileCalls):
-    """Lets `allowed` changing calls pass, then dies before the next."""
+class DiesAt(CountedCalls):
+    """Dies by an exception that nothing catches."""
 
-    def __init__(self, allowed: int) -> None:
-        self.allowed = allowed
-
-    def _count(self) -> None:
-        self.allowed -= 1
-        if self.allowed < 0:
-            raise Stop
-
-    def open(self, path: Path) -> int:
-        self._count()
-        return super().open(path)
-
-    def write(self, descriptor: int, data: memoryview) -> int:
-        self._count()
-        return super().write(descriptor, data)
-
-    def sync(self, descriptor: int) -> None:
-        self._count()
-        super().sync(descriptor)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._count()
-        super().rename(source, target)
-
-    def unlink(self, path: Path) -> None:
-        self._count()
-        super().unlink(path)
-
-    def make_folder(self, path: Path) -> None:
-        self._count()
-        super().make_folder(path)
-
-    def remove_folder(self, path: Path) -> None:
-        self._count()
-        super().remove_folder(path)
+    def die(self) -> None:
+        raise Stop
 
 
 def test_a_deletion_killed_at_any_call_never_shows_half_a_checkpoint(memory_path: Path) -> None:
