@@ -362,11 +362,13 @@ class Engine:
             saver.wait()  # it may be at this very step
         return self._checkpoints.save(store, self.completed_steps if step is None else step, fence, progress)
 
-    def saver(self, store: Place, fence: int | None = None, policy: Policy = "wait") -> Saver:
+    def saver(
+        self, store: Place, fence: int | None = None, policy: Policy = "wait", patience_seconds: float = 600.0
+    ) -> Saver:
         """Background saves into a store: `save` begins one, `poll` tells how they ended, `close` ends them."""
         from zero_engine.saver import Saver
 
-        saver = Saver(self._subject, *self._checkpoints.resolve(store, fence), policy)
+        saver = Saver(self._subject, *self._checkpoints.resolve(store, fence), policy, patience_seconds)
         self._savers.append(saver)
         return saver
 

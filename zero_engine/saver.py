@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -52,6 +53,7 @@ class _Running:
 
     draft: Manifest
     ticket: str
+    files: tuple[tuple[str, bytes], ...]
     begun: float
     blocked_seconds: float
     copy_seconds: float = 0.0
@@ -61,7 +63,10 @@ class _Running:
 
 
 class Saver:
-    """One rank's background saves into one store, under one fence. Ranks call it at the same steps."""
+    """One rank's background saves into one store, under one fence. Ranks call it at the same steps.
+
+    `patience_seconds`: how long a rank that says nothing is waited for, and a writer that gets nothing done.
+    """
 
     def __init__(
         self, subject: Subject, store: Store, fence: int, policy: Policy = "wait", patience_seconds: float = 600.0
@@ -75,10 +80,17 @@ class Saver:
         self._calls = 0  # the same on every rank
         self._latest = -1  # step of the last save that was begun
 
-    def save(self, step: int, progress: Progress | None = None) -> bool:
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        self._collect(timeout_seconds=0)
+        return self._running is not None
+
+    def save(self, step: int, progress: Progress | None = None, files: Mapping[str, bytes] | None = None) -> bool:
         """Begin to save the state after `step`; False when the policy is to skip it, or when it is the latest again.
 
-        A step is begun once, so that all ranks do the same; after a failed save a later step is saved.
+        A step is begun once, so that all ranks do the same; after a failed save a later step is saved. `files` are
+        small and go into the checkpoint's folder as they are, from rank 0.
         """
         begun = time.monotonic()
         self._calls += 1
@@ -92,7 +104,8 @@ class Saver:
         self._collect(timeout_seconds=None)
         self._latest = step
         buffers = self._copy.take_buffers()
-        running = self._running = _Running(draft, self._ticket(draft), begun, time.monotonic() - begun)
+        own = tuple((files or {}).items()) if self._subject.comm.rank == 0 else ()
+        running = self._running = _Running(draft, self._ticket(draft), own, begun, time.monotonic() - begun)
         running.thread = threading.Thread(target=self._hand_over, args=(running, buffers), name="shardyard-save")
         running.thread.start()
         return True
@@ -161,6 +174,7 @@ class Saver:
             digest_part=part,
             draft=draft if rank == 0 else None,
             patience_seconds=self._patience_seconds,
+            files=running.files,
             problem=problem,
         )
 
@@ -193,7 +207,7 @@ class Saver:
         error = running.error
         if error is None:
             try:
-                return self._writer.outcome(timeout_seconds)
+                return self._writer.outcome(timeout_seconds, self._patience_seconds)
             except WriterDied as death:
                 error = death
         if isinstance(error, WriterDied):

@@ -85,9 +85,17 @@ def record_file(rank: int) -> str:
 
 
 def write_shard(
-    store: Store, folder: str, rank: int, sources: Sequence[Source], named: Sequence[NamedSource] = ()
+    store: Store,
+    folder: str,
+    rank: int,
+    sources: Sequence[Source],
+    named: Sequence[NamedSource] = (),
+    moved: Callable[[], None] = lambda: None,
 ) -> Shard:
-    """Write one rank's file and return its description. Raises StoreError; then nothing was published."""
+    """Write one rank's file and return its description. Raises StoreError; then nothing was published.
+
+    `moved` is called after each piece.
+    """
     entries = [Entry(_name(source), source.dtype, (_elements(source),)) for source in sources]
     entries += [Entry(item.name, item.dtype, item.shape) for item in named]
     header, placed = encode_header(entries, {"format": RECORD_FORMAT, "rank": str(rank)})
@@ -100,6 +108,7 @@ def write_shard(
             for piece in _pieces(source.data, source.block_bytes):
                 checksums += block_checksums(piece, source.block_bytes)
                 writer.write(piece)
+                moved()
             count = len(source.data) // source.block_bytes
             segments.append(
                 Segment(source.kind, source.dtype, source.first, count, place, source.block_bytes, bytes(checksums))

@@ -3,11 +3,13 @@
 The rank copies its shard into shared memory and sends an `Order`; the writer hashes, writes and syncs from that memory
 and answers with an `Outcome`. Rank 0's writer also waits for the other ranks' records in the store and publishes the
 manifest: ranks agree through the store alone, no collective is involved. The writer ends with its rank: at once when
-idle, otherwise after the file it is writing.
+idle, otherwise after the file it is writing. It counts what it gets done in an eventfd; one that gets nothing done for
+too long is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
@@ -33,6 +35,11 @@ from zero_engine.shard import (
     write_shard,
 )
 from zero_engine.store import Store, StoreError
+
+LOOK_SECONDS = 1.0  # between looks at whether a writer gets anything done
+REAP_SECONDS = 1.0  # for a killed writer to be gone; one that hangs in the kernel is left behind
+
+Moved = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Order:
     digest_part: int
     draft: Manifest | None  # rank 0: what is known of the manifest; publishing it is part of the order
     patience_seconds: float  # how long rank 0 waits for a rank that says nothing
+    files: tuple[tuple[str, bytes], ...] = ()  # small files to put into the folder before the manifest: name, content
     problem: str = ""  # the state must not be saved: say so to rank 0 and write nothing
 
 
@@ -94,21 +102,35 @@ class WriterDied(StoreError):
 
 
 def carry_out(
-    order: Order, sources: Sequence[Source], named: Sequence[NamedSource], give_up: Callable[[], bool]
+    order: Order,
+    sources: Sequence[Source],
+    named: Sequence[NamedSource],
+    give_up: Callable[[], bool],
+    moved: Moved = lambda: None,
 ) -> Outcome:
-    """Write the shard, say so, and on rank 0 publish. Every failure of a store becomes the outcome's problem."""
+    """Write the shard, say so, and on rank 0 publish. Every failure of a store becomes the outcome's problem.
+
+    `moved` is called for each piece written and each look for the other ranks' records.
+    """
     begun = time.monotonic()
     shard, manifest, problem, written = None, None, order.problem, begun
     try:
         if is_published(order.store, order.folder):
             return Outcome(order.folder, None, None, f"{order.folder} is published and not written again", 0.0, 0.0)
         if not problem:
-            done = write_shard(order.store, order.folder, order.rank, sources, named)
+            for name, content in order.files:
+                order.store.put(f"{order.folder}/{name}", content)
+            done = write_shard(order.store, order.folder, order.rank, sources, named, moved)
             put_record(order.store, order.folder, Record(done, order.digest_part, order.ticket))
             shard, written = done, time.monotonic()
         if not problem and order.draft is not None:
+
+            def waiting() -> bool:
+                moved()
+                return give_up()
+
             records = wait_for_records(
-                order.store, order.folder, order.ranks, order.ticket, order.patience_seconds, give_up
+                order.store, order.folder, order.ranks, order.ticket, order.patience_seconds, waiting
             )
             manifest = publish(order.store, order.draft, records)
     except (StoreError, CheckpointError, OSError) as error:
@@ -123,15 +145,17 @@ class WriterProcess:
 
     def __init__(self, memory_descriptor: int, num_bytes: int) -> None:
         ours, theirs = socket.socketpair()
-        numbers = [theirs.fileno(), memory_descriptor, num_bytes, os.getpid()]
+        self._moved = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        numbers = [theirs.fileno(), memory_descriptor, self._moved, num_bytes, os.getpid()]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "zero_engine.writer", *map(str, numbers)],
-            pass_fds=numbers[:2],
+            pass_fds=numbers[:3],
             env=_environment(),
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
         self._connection = Connection(ours.detach())
+        self._moved_at = time.monotonic()
         self.busy = False
 
     @property
@@ -145,13 +169,19 @@ class WriterProcess:
             self._connection.send(order)
         except OSError as error:
             raise self._death() from error
+        self._moved_at = time.monotonic()
         self.busy = True
 
-    def outcome(self, timeout_seconds: float | None) -> Outcome | None:
-        """The outcome of the order, None when it is not there in time. Raises WriterDied."""
+    def outcome(self, timeout_seconds: float | None, stall_seconds: float = 600.0) -> Outcome | None:
+        """The outcome of the order, None when it is not there in time. Raises WriterDied.
+
+        A writer that got nothing done for `stall_seconds` is killed.
+        """
         try:
-            if not self._connection.poll(timeout_seconds):
-                return None
+            while not self._connection.poll(LOOK_SECONDS if timeout_seconds is None else timeout_seconds):
+                self._require_progress(stall_seconds)
+                if timeout_seconds is not None:
+                    return None
             outcome: Outcome = self._connection.recv()
         except (EOFError, OSError) as error:
             raise self._death() from error
@@ -162,21 +192,35 @@ class WriterProcess:
         """End the process: at once when idle, otherwise when its order is carried out."""
         self._connection.close()
         self._process.wait()
+        os.close(self._moved)
 
     def kill(self) -> None:
         """End the process at once; what it was writing is no checkpoint."""
+        self.busy = False
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAP_SECONDS)
         self._connection.close()
+        os.close(self._moved)
+
+    def _require_progress(self, stall_seconds: float) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._moved)
+            self._moved_at = time.monotonic()
+        if self.busy and time.monotonic() - self._moved_at > stall_seconds:
+            self.kill()
+            raise WriterDied(f"the checkpoint writer got nothing done for {stall_seconds:g} s and was killed")
 
     def _death(self) -> WriterDied:
         self.busy = False
         code = self._process.wait()
+        self._connection.close()
+        os.close(self._moved)
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return WriterDied(f"the checkpoint writer ended {how}")
 
 
-def serve(connection: Connection, memory: memoryview, rank_process: int) -> None:
+def serve(connection: Connection, memory: memoryview, moved: Moved, rank_process: int) -> None:
     """The writer's end: orders one after the other until the rank is gone."""
     while True:
         try:
@@ -184,7 +228,7 @@ def serve(connection: Connection, memory: memoryview, rank_process: int) -> None
         except (EOFError, ConnectionError):
             return
         sources, named = sources_in(order, memory)
-        outcome = carry_out(order, sources, named, give_up=lambda: os.getppid() != rank_process)
+        outcome = carry_out(order, sources, named, lambda: os.getppid() != rank_process, moved)
         try:
             connection.send(outcome)
         except ConnectionError:
@@ -219,10 +263,11 @@ def _environment() -> dict[str, str]:
 
 
 def main() -> None:
-    """The process: arguments are the descriptors of connection and memory, the memory's bytes, the rank's pid."""
+    """The process: arguments are the descriptors of connection, memory and eventfd, bytes of memory, the rank's pid."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank, which then saves
-    with mmap.mmap(int(sys.argv[2]), int(sys.argv[3]), prot=mmap.PROT_READ) as shared:
-        serve(Connection(int(sys.argv[1])), memoryview(shared), rank_process=int(sys.argv[4]))
+    connection, memory, moved, num_bytes, rank_process = map(int, sys.argv[1:])
+    with mmap.mmap(memory, num_bytes, prot=mmap.PROT_READ) as shared:
+        serve(Connection(connection), memoryview(shared), lambda: os.eventfd_write(moved, 1), rank_process)
         os._exit(0)  # the last order still views the memory, so it cannot be unmapped in peace
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -168,6 +169,49 @@ def test_a_killed_writer_is_reported_and_replaced(pool: Pool, memory_path: Path)
     assert [name.step for name in list_checkpoints(LocalStore(memory_path))] == [2]
 
 
+def stop_the_writer(rank: Rank, root: str) -> list[tuple[int, str]]:
+    """Rank 0's writer stands still for ever; then another save."""
+    engine = engine_of(rank, config_of(1))
+    saver = engine.saver(root, fence=1, patience_seconds=0.3 if rank.rank == 0 else 60)
+    if rank.rank == 0:
+        os.kill(saver._writer.pid, signal.SIGSTOP)
+    reports = []
+    for step in (1, 2):
+        train(engine, 1)
+        saver.save(step)
+        reports += saver.finish()
+        engine._agreement.tell("", f"after {step}")
+        saver._patience_seconds = 60
+    engine.close()
+    return [(report.step, report.problem) for report in reports]
+
+
+def test_a_writer_that_gets_nothing_done_is_killed_and_replaced(pool: Pool, memory_path: Path) -> None:
+    """A save without progress has its limit: training is not held up by it for ever, and the next save is good."""
+    first, second = pool.run(2, stop_the_writer, str(memory_path))
+    assert first[0][0] == 1 and "got nothing done" in first[0][1] and first[1] == (2, "")
+    assert second == [(1, ""), (2, "")], "rank 1 did its part both times"
+    assert [name.step for name in list_checkpoints(LocalStore(memory_path))] == [2]
+
+
+def save_with_a_file(rank: Rank, root: str) -> str:
+    engine = engine_of(rank, config_of(1))
+    saver = engine.saver(root, fence=1)
+    train(engine, 1)
+    saver.save(1, files={"tokenizer.json": b"words"})
+    problem = ended(saver).problem
+    engine.close()
+    return problem
+
+
+def test_small_files_go_with_the_save(pool: Pool, memory_path: Path) -> None:
+    """They are durable before the manifest is, and stand in its folder once."""
+    assert pool.run(2, save_with_a_file, str(memory_path)) == ["", ""]
+    (name,) = list_checkpoints(LocalStore(memory_path))
+    assert (memory_path / name.folder / "tokenizer.json").read_bytes() == b"words"
+    assert verify(LocalStore(memory_path), name.folder).ok
+
+
 def save_until_nothing_dies(rank: Rank, root: str, victim: int) -> list[int]:
     """Saves in which `victim`'s writer is killed before call 0, 1, 2, ... until one goes through; the steps tried."""
     engine = engine_of(rank, config_of(2))
@@ -254,6 +298,7 @@ def save_many_times(rank: Rank, root: str, saves: int) -> tuple[int, int, bool]:
         saver.save(step)
         assert ended(saver).problem == ""
         if step == 5:
+            gc.collect()  # what earlier tests left
             before = resident_kib(), len(os.listdir("/proc/self/fd"))
     grown = resident_kib() - before[0], len(os.listdir("/proc/self/fd")) - before[1]
     has_torch = "libtorch" in Path(f"/proc/{saver._writer.pid}/maps").read_text()
