@@ -56,7 +56,13 @@ def test_the_shortest_useful_spec_has_five_lines_and_the_designs_defaults() -> N
         "dropout": 0.0,
         "tied": True,
     }
-    assert spec.checkpoint.model_dump() == {"every": 50, "keep_latest": 2, "keep_best": 0}
+    assert spec.checkpoint.model_dump() == {
+        "every": 50,
+        "keep_latest": 2,
+        "keep_best": 0,
+        "when_busy": "wait",
+        "when_failed": "continue",
+    }
     assert spec.restart.model_dump() == {"user_failures": 0, "infrastructure_failures": 10}
 
 
@@ -97,7 +103,13 @@ def test_yaml_is_version_1_2() -> None:
     ("text", "pointer", "message", "suggestion", "line"),
     [
         (SHORT.replace("steps", "step"), "/train/step", "unknown field", "steps", 5),
-        (SHORT + "  learing_rate: 1\n", "/train/learing_rate", "unknown field", None, 6),
+        (SHORT + "  learing_rate: 1\n", "/train/learing_rate", "unknown field", "train.optimizer.lr", 6),
+        (SHORT + "  optimizer: {learing_rate: 1}\n", "/train/optimizer/learing_rate", "unknown field", "lr", 6),
+        (SHORT + "stage: 2\n", "/stage", "unknown field", "zero.stage", 6),
+        (SHORT + "zero: {ranks: 2}\n", "/zero/ranks", "unknown field", "resources.ranks", 6),
+        (SHORT + "xyzzy: 2\n", "/xyzzy", "unknown field", None, 6),
+        (SHORT.replace("日本語 🙂", "日" * 201), "/name", "must have at most 200 characters", None, 1),
+        (SHORT.replace("gpt", "mlp, hidden: []"), "/model/hidden", "must have at least 1 item", None, 2),
         (
             SHORT + "  optimizer:\n    learning: 1\n    weight_deacy: 0\n",
             "/train/optimizer/weight_deacy",
@@ -359,7 +371,8 @@ def test_a_vocabulary_that_no_such_text_has_is_refused_by_field(tmp_path: Path) 
 
 
 FIELDS = """
-checkpoint.every checkpoint.keep_best checkpoint.keep_latest data model name priority resources.device resources.ranks
+checkpoint.every checkpoint.keep_best checkpoint.keep_latest checkpoint.when_busy checkpoint.when_failed data model
+name priority resources.device resources.ranks
 resources.threads_per_rank restart.infrastructure_failures restart.user_failures stop_grace_seconds tags train.chunk
 train.deterministic train.eval.batches train.eval.every train.global_batch train.gradient_clipping train.micro_batch
 train.optimizer.betas train.optimizer.kind train.optimizer.lr train.optimizer.weight_decay train.precision

@@ -62,7 +62,9 @@ def read_side_file(path: Path) -> SideFile:
         side = SideFile(data["dtype"], data["vocabulary"])
     except FileNotFoundError:
         raise DataError(f"{path} has no side file {side_path.name}; it holds, for example, {example}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise DataError(f"{side_path} has no {error.args[0]}; it holds, for example, {example}") from None
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{side_path} cannot be read ({error}); it holds, for example, {example}") from error
     if side.dtype not in DTYPES or not isinstance(side.vocabulary, int) or not 1 <= side.vocabulary <= 2**32:
         raise DataError(f"{side_path} must name a dtype of uint16 or uint32 and a vocabulary, for example {example}")

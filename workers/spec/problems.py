@@ -6,7 +6,7 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,7 +111,7 @@ def _problem(detail: Any, model: type[BaseModel], data: Any) -> SpecProblem:
         return SpecProblem(pointer, "", "this field is required")
     if kind == "extra_forbidden":
         name = str(detail["loc"][-1])
-        return SpecProblem(pointer, shown(value), f"unknown field {shown(name)}", _nearest(name, _field_names(owner)))
+        return SpecProblem(pointer, shown(value), f"unknown field {shown(name)}", _meant(name, owner, model))
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         tags = _tags(str(context.get("expected_tags", ""))) or _kinds(owner, detail["loc"])
         message = "must be one of " + ", ".join(tags)
@@ -122,10 +122,10 @@ def _problem(detail: Any, model: type[BaseModel], data: Any) -> SpecProblem:
     if kind == "literal_error":
         choices = _tags(str(context.get("expected", "")))
         return SpecProblem(pointer, shown(value), "must be " + _either(choices), _nearest(str(value), choices))
-    return SpecProblem(pointer, shown(value), _sentence(kind, context, str(detail["msg"])))
+    return SpecProblem(pointer, shown(value), _sentence(kind, context, str(detail["msg"]), value))
 
 
-def _sentence(kind: str, context: Mapping[str, Any], message: str) -> str:
+def _sentence(kind: str, context: Mapping[str, Any], message: str, value: Any) -> str:
     bounds = {
         "greater_than_equal": ("must be at least", "ge"),
         "greater_than": ("must be greater than", "gt"),
@@ -158,7 +158,8 @@ def _sentence(kind: str, context: Mapping[str, Any], message: str) -> str:
         return f"must have at most {context['max_length']} characters"
     if kind in ("too_short", "too_long"):
         words, key = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
-        return f"must have {words} {context[key]} items"
+        number, noun = context[key], "character" if isinstance(value, str) else "item"
+        return f"must have {words} {number} {noun}{'s' if number != 1 else ''}"
     return message
 
 
@@ -175,6 +176,27 @@ def _nearest(name: str, choices: Sequence[str]) -> str | None:
     lowered = {choice.lower(): choice for choice in choices}
     found = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.6)
     return lowered[found[0]] if found else None
+
+
+def _meant(name: str, owner: Any, root: type[BaseModel]) -> str | None:
+    """The field that an unknown `name` stands for: this one elsewhere, as `zero.stage`, or one much like it here."""
+    here, elsewhere = _field_names(owner), list(_paths_below(root))
+    misplaced = next((path for path in elsewhere if path.endswith(f".{name.lower()}")), None)
+    return misplaced or _nearest(name, here) or _long_for(name, here) or _long_for(name, elsewhere)
+
+
+def _long_for(name: str, paths: Sequence[str]) -> str | None:
+    """The first field whose name is the initials of `name`: `learning_rate` is long for `lr`."""
+    initials = "".join(word[0] for word in name.lower().split("_") if word)
+    return next((path for path in paths if len(initials) > 1 and path.split(".")[-1] == initials), None)
+
+
+def _paths_below(annotation: Any, prefix: str = "") -> Iterator[str]:
+    """Every field of a model and of the models in it, by dotted path."""
+    for arm in _arms(annotation):
+        for name, field in _fields(arm).items():
+            yield prefix + name
+            yield from _paths_below(field.annotation, f"{prefix}{name}.")
 
 
 # Note: why the models are walked beside the data. A pydantic location holds the tags of discriminated unions and the
