@@ -1,28 +1,35 @@
-"""What every test shares: the rule for a missing service, and one clean environment.
+"""What every test shares: the rule for a missing service, one clean environment, folders, and its end.
 
-A service that a test needs and that is not at hand skips loudly on a laptop and fails in CI.
+A service that a test needs and that is not at hand skips loudly on a laptop and fails in CI. Whatever a session starts
+ends with it, also when pytest is killed: see `session.py`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests import session
 
 # Before anything imports torch, numpy or ray: one thread per process, no phoning home.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
+def pytest_sessionstart() -> None:
+    """From here on nothing that is started outlives this process."""
+    session.watch()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""
-    return ROOT
+    return session.ROOT
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +49,10 @@ def no_settings_from_outside() -> None:
     """A developer's own SHARDYARD_ variables must not steer the tests."""
     for name in [name for name in os.environ if name.startswith("SHARDYARD_")]:
         del os.environ[name]
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A folder in memory where the machine has one: hundreds of fsyncs cost nothing there."""
+    with tempfile.TemporaryDirectory(dir=session.memory_folder()) as folder:
+        yield Path(folder)

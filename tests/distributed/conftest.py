@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +15,3 @@ def pool() -> Iterator[Pool]:
     ranks = Pool()
     yield ranks
     ranks.stop()
-
-
-@pytest.fixture
-def memory_path() -> Iterator[Path]:
-    """A folder in memory where the machine has one: hundreds of fsyncs cost nothing there."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, prefix="shardyard-test-") as folder:
-        yield Path(folder)

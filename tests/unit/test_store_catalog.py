@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,14 +26,6 @@ from zero_engine.manifest import CheckpointError
 from zero_engine.shard import MANIFEST, wait_for_records
 from zero_engine.store import LocalStore
 from zero_engine.tensorfile import decode_header, header_bytes
-
-
-@pytest.fixture
-def memory_path() -> Iterator[Path]:
-    """A folder in memory where the machine has one: hundreds of fsyncs cost nothing there."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, prefix="shardyard-test-") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture
