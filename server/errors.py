@@ -19,6 +19,7 @@ from workers.spec import SpecError, SpecProblem, SpecTooLarge
 
 log = logging.getLogger("shardyard.api")
 MEDIA_TYPE = "application/problem+json"
+SHOWN_PROBLEMS = 50  # of one answer; their number is in the detail
 
 _CODES: dict[int, str] = {
     400: "malformed_request",
@@ -75,7 +76,8 @@ def spec_error(error: SpecError) -> ApiError:
         return ApiError(413, str(error.problems[0].message), code=error.code)
     number = len(error.problems)
     detail = str(error.problems[0]) if number == 1 else f"{number} problems; the first: {error.problems[0]}"
-    return ApiError(422, detail, code=error.code, errors=[_field_problem(problem) for problem in error.problems])
+    shown = [_field_problem(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
+    return ApiError(422, detail, code=error.code, errors=shown)
 
 
 def _field_problem(problem: SpecProblem) -> FieldProblem:
@@ -138,7 +140,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems = [_validation_problem(detail) for detail in error.errors()]
     detail = "; ".join(f"{p.pointer or 'body'}: {p.message}" for p in problems[:3])
-    return problem_response(problem_of(ApiError(422, detail, errors=problems[:50]), request.url.path))
+    return problem_response(problem_of(ApiError(422, detail, errors=problems[:SHOWN_PROBLEMS]), request.url.path))
 
 
 def _validation_problem(detail: Mapping[str, Any]) -> FieldProblem:
