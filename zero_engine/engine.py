@@ -14,10 +14,9 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -32,14 +31,14 @@ from zero_engine.buffers import BufferWatch
 from zero_engine.clip import clip_factor, norm_of
 from zero_engine.comm import LedgerReport
 from zero_engine.config import ZeroConfig
-from zero_engine.digest import counts_part, hex_of, run_part
 from zero_engine.errors import ConfigError, ModelError, NonFiniteError, PeerError, UsageError
 from zero_engine.flat import layout_of
-from zero_engine.group import begin_equal, comm_between, membership_of, sum_of_all
+from zero_engine.group import begin_equal, comm_between, membership_of
 from zero_engine.hooks import ModuleHooks
 from zero_engine.layout import Layout
 from zero_engine.loss_scale import loss_scale_of
 from zero_engine.mail import Mailbox, Outcome, mean_loss
+from zero_engine.persistent import Persistent
 from zero_engine.pieces import Pieces
 from zero_engine.plan import Blueprint, Plan
 from zero_engine.precision import InputCast
@@ -48,12 +47,9 @@ from zero_engine.strategy import Setting, Task
 from zero_engine.trace import PhaseClock, write_trace
 
 if TYPE_CHECKING:  # checkpoint files load xxhash, which a plain training run can do without
-    from zero_engine.checkpoint import Checkpoints, Loaded, Place
-    from zero_engine.manifest import Manifest, Progress
+    from zero_engine.checkpoint import Place
     from zero_engine.refit import Belongings
-    from zero_engine.saver import Policy, Saver
     from zero_engine.self_test import LossOf
-    from zero_engine.state import Subject
 
 
 FAREWELL_SECONDS = 1.0  # between leaving a loop over micro-batches and the end of the waiting ranks
@@ -71,7 +67,7 @@ class StepResult:
     bytes: dict[str, int]  # this rank's payload bytes by "collective/purpose"
 
 
-class Engine:
+class Engine(Persistent):
     """Trains `model` over the ranks of `group` (None: the default group, or this process alone)."""
 
     def __init__(
@@ -102,8 +98,7 @@ class Engine:
         self._last_ledger = LedgerReport({}, {})
         self._trace: tuple[str | os.PathLike[str], int] | None = None  # where to, and after which step
         self._farewell: Timer | None = None  # tells waiting ranks that this one has left its loop
-        self.loaded: Loaded | None = None  # the checkpoint this engine started from
-        self._savers: list[Saver] = []  # background saves, which must have copied the state before it changes
+        self._start_persistent()
 
     def _build(self) -> None:
         comm, device = self.comm, self.device
@@ -201,8 +196,7 @@ class Engine:
             self.layout = layout_of(self.module, self.config.units, self.optimizer)
             self._build()
             take_up(self.layout, self.master, kept)
-        for name in ("_subject", "_checkpoints"):
-            self.__dict__.pop(name, None)
+        self._forget_subject()
 
     def _unhook(self) -> None:
         """Leave the module without hooks."""
@@ -305,9 +299,7 @@ class Engine:
             write_trace(self._trace[0], self.rank, self._clock.recorded())
             self._trace = None
         self.comm.ledger.page = "evaluation"
-        return StepResult(
-            mean_loss(outcome), norm, not finite, outcome.flag, seconds, dict(self._last_ledger.bytes)
-        )
+        return StepResult(mean_loss(outcome), norm, not finite, outcome.flag, seconds, dict(self._last_ledger.bytes))
 
     def _learning_rates(self, lr: float | Sequence[float] | None) -> list[float]:
         own = [each for _, each in self.optimizer.updates()]
@@ -318,59 +310,6 @@ class Engine:
         if len(lr) not in (len(own), len(own) - 1):
             raise ConfigError(f"lr has {len(lr)} numbers for {len(own) - 1} optimizer groups; give one per group")
         return [*map(float, lr), *own[len(lr) :]]
-
-    def digest(self) -> str:
-        """16 hex digits of canonical parameters, moments and step counts; a collective call, the same on every rank."""
-        return hex_of(sum_of_all(self.comm, self.digest_part(), self.device))
-
-    def digest_part(self) -> int:
-        """This rank's part of the digest, modulo 2^64."""
-        total = counts_part(self.layout, self.master.steps, self.completed_steps) if self.rank == 0 else 0
-        for piece in self.layout.pieces(self.rank, self.ranks):
-            for kind, values in self.master.tensors(piece.run, piece.range).items():
-                total += run_part(self.layout, kind, piece.run, piece.range, values)
-        return total % (1 << 64)
-
-    @cached_property
-    def _subject(self) -> Subject:
-        """This engine as its checkpoints see it."""
-        from zero_engine.state import Subject
-
-        strategy = self._strategy
-        return Subject(
-            self.layout, self.config, self.comm, self._agreement, self.master, self.module, self.optimizer, self.device,
-            strategy.frozen_weights, lambda: self.completed_steps, strategy.open_weights, self._loss_scale_state,
-            self._restored,
-        )  # fmt: skip
-
-    @cached_property
-    def _checkpoints(self) -> Checkpoints:
-        from zero_engine.checkpoint import Checkpoints
-
-        return Checkpoints(self._subject)
-
-    def save(
-        self, store: Place, step: int | None = None, fence: int | None = None, progress: Progress | None = None
-    ) -> Manifest:
-        """Save the whole state and return the published manifest; a collective call between steps.
-
-        `store`: a folder or a Store. `step` defaults to the completed steps, `fence` (the number of the attempt) to one
-        above all in the store. Raises CheckpointError on every rank when any failed; older checkpoints stay.
-        """
-        self._require_boundary("save")
-        for saver in self._savers:
-            saver.wait()  # it may be at this very step
-        return self._checkpoints.save(store, self.completed_steps if step is None else step, fence, progress)
-
-    def saver(
-        self, store: Place, fence: int | None = None, policy: Policy = "wait", patience_seconds: float = 600.0
-    ) -> Saver:
-        """Background saves into a store: `save` begins one, `poll` tells how they ended, `close` ends them."""
-        from zero_engine.saver import Saver
-
-        saver = Saver(self._subject, *self._checkpoints.resolve(store, fence), policy, patience_seconds)
-        self._savers.append(saver)
-        return saver
 
     @classmethod
     def load(
@@ -387,52 +326,6 @@ class Engine:
         engine = cls(model, config, optimizer, group)
         engine.restore(store, step, folder)
         return engine
-
-    def restore(self, store: Place, step: int | None = None, folder: str | None = None) -> Loaded:
-        """Take over a checkpoint that any stage and number of ranks saved; a collective call between steps.
-
-        The newest that verifies, the newest of `step`, or `folder` (where it cannot be used, the one before it). What
-        comes back, also as `engine.loaded`, says which it is, which could not be used and why. Raises CheckpointError
-        when there is none.
-        """
-        self._require_boundary("restore")
-        for saver in self._savers:
-            saver.hold()
-        self.loaded = self._checkpoints.load(store, step, folder)
-        return self.loaded
-
-    def _require_boundary(self, action: str) -> None:
-        if self._tasks is not None:
-            raise UsageError(f"{action} belongs between steps: finish the micro-batches and call engine.step() first")
-
-    def _loss_scale_state(self) -> dict[str, Any]:
-        return {"scale": self.loss_scale.scale, "finite_steps": self.loss_scale.finite_steps}
-
-    def _restored(self, scalars: dict[str, Any]) -> None:
-        """Masters and moments were written from outside: take over the counts, bring weights to where they compute."""
-        self.completed_steps = scalars["completed_steps"]
-        self.master.steps[:] = scalars["counts"]
-        if self.config.precision == "fp16":
-            self.loss_scale = replace(self.loss_scale, **scalars["loss_scale"])
-        self.master.forget_spans()
-        self.master.refresh_compute()
-        self._strategy.gather_weights()
-        self._strategy.post_step()
-
-    def full_state_dict(self, kind: str = "parameter") -> dict[str, Tensor]:
-        """All parameters (in the dtype the model was built with) and buffers by name, on every host; collective.
-
-        `kind`: the name of an optimizer state gives that in place of the parameters, such as "ema".
-        """
-        from zero_engine.full import full_state_dict
-
-        return full_state_dict(self._subject, kind)
-
-    def export_safetensors(self, path: str | os.PathLike[str]) -> None:
-        """Write all parameters and buffers as one safetensors file from rank 0, tied ones once; collective."""
-        from zero_engine.full import export_safetensors
-
-        export_safetensors(self._subject, path)
 
     def trace(self, path: str | os.PathLike[str], steps: int = 3) -> None:
         """Write the next `steps` steps as a Chrome trace; "{rank}" in the path becomes this rank's number."""
