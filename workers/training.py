@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from workers.build import Loss, moved
 from workers.contract import STOP_FILE, LaunchOrder
@@ -23,18 +24,53 @@ from zero_engine import Engine, StepResult
 EVENTS_OF_A_KIND = 10  # an attempt reports so many skipped steps one by one
 
 
-class Saving(Protocol):
-    """Where checkpoints go."""
+class Word(IntEnum):
+    """What a rank says with the exchange that ends a step; every rank hears the largest, so that all do the same."""
 
-    def save(self, progressed: Progressed, eval_loss: float | None, *, must: bool) -> None:
-        """Save the state as it is; a collective call. With `must`, a failure ends the attempt."""
+    NOTHING = 0
+    BUSY = 1  # a save is under way
+    STOP = 2  # somebody asked to stop
+    SAVE_FAILED = 3  # and the policy is to stop for that
+
+
+class Saving(Protocol):
+    """Where checkpoints go. Every rank makes the same calls at the same steps."""
+
+    def prepare(self) -> None:
+        """A `begin` will come."""
+
+    def look(self) -> Word:
+        """Tell what became of saves; NOTHING, BUSY or SAVE_FAILED."""
+
+    def begin(self, progressed: Progressed, eval_loss: float | None, *, busy: bool) -> None:
+        """Save the state as it is beside training. `busy`: some rank still works on the save before."""
+
+    def finish(self, progressed: Progressed, eval_loss: float | None) -> None:
+        """Save the state as it is and return when it is durable; a failure is an exception."""
+
+    def give_up(self) -> NoReturn:
+        """Some rank said SAVE_FAILED: raise."""
 
 
 class NoSaving:
     """A run that keeps nothing."""
 
-    def save(self, progressed: Progressed, eval_loss: float | None, *, must: bool) -> None:
+    def prepare(self) -> None:
         """Nothing."""
+
+    def look(self) -> Word:
+        """Nothing to say."""
+        return Word.NOTHING
+
+    def begin(self, progressed: Progressed, eval_loss: float | None, *, busy: bool) -> None:
+        """Nothing."""
+
+    def finish(self, progressed: Progressed, eval_loss: float | None) -> None:
+        """Nothing."""
+
+    def give_up(self) -> NoReturn:
+        """Never called: nothing is saved."""
+        raise AssertionError("a run that saves nothing has no failed save")
 
 
 @dataclass
@@ -69,21 +105,39 @@ class Training:
             completed += 1
             self.reporter.step = completed
             last = completed == self.train.steps
-            stops = bool(result.flag) and not last
+            stops = result.flag == Word.STOP and not last
             eval_loss = self._evaluated() if self.evaluates and self._is_due(completed, self.train.eval.every) else None
             self._report(completed, result, rate, seconds, eval_loss, always=last or stops)
-            if stops or self._is_due(completed, self.checkpoint.every):
-                self.saving.save(Progressed(completed, self.skipped), eval_loss, must=last or stops)
+            self._save(completed, Word(result.flag), eval_loss, must=last or stops)
             if stops:
                 return "stopped"
+            if completed == progressed.completed + 1 and self._saves_beside_training(completed):
+                self.saving.prepare()
         return "finished"
+
+    def _save(self, completed: int, heard: Word, eval_loss: float | None, *, must: bool) -> None:
+        progressed = Progressed(completed, self.skipped)
+        if must:
+            self.saving.finish(progressed, eval_loss)
+        elif heard == Word.SAVE_FAILED:
+            self.saving.give_up()
+        elif self._is_due(completed, self.checkpoint.every):
+            self.saving.begin(progressed, eval_loss, busy=heard == Word.BUSY)
+
+    def _saves_beside_training(self, completed: int) -> bool:
+        """Whether a save is due before the last step."""
+        every = self.checkpoint.every
+        return every > 0 and (completed // every + 1) * every < self.train.steps
 
     def _step(self, completed: int) -> tuple[StepResult, float]:
         rate = learning_rate(self.train, completed - self.skipped)
         for index in self.engine.micro_batches():
             batch = moved(self.data.micro_batch(completed, index), self.engine.device)
             self.engine.backward(self.loss(self.engine.module, batch))
-        return self.engine.step(lr=rate, flag=int(self.stop_file.exists())), rate
+        return self.engine.step(lr=rate, flag=self._word()), rate
+
+    def _word(self) -> Word:
+        return max(self.saving.look(), Word.STOP if self.stop_file.exists() else Word.NOTHING)
 
     def _is_due(self, step: int, every: int) -> bool:
         return step == self.train.steps or (every > 0 and step % every == 0)

@@ -300,6 +300,16 @@ class CheckpointSpec(SpecModel):
     keep_best: Annotated[
         int, Field(ge=0, le=10**6, description="by validation loss"), AfterValidator(_only_zero_yet)
     ] = 0
+    when_busy: Annotated[
+        Literal["wait", "skip"],
+        Field(
+            description="a save is due while the one before still runs: training waits for it, or this one is skipped"
+        ),
+    ] = "wait"
+    when_failed: Annotated[
+        Literal["continue", "stop"],
+        Field(description="a save beside training failed: training goes on, or the attempt fails within a step"),
+    ] = "continue"
 
 
 class RestartSpec(SpecModel):

@@ -967,6 +967,20 @@ export interface components {
              * @default 2
              */
             keep_latest: number;
+            /**
+             * When Busy
+             * @description a save is due while the one before still runs: training waits for it, or this one is skipped
+             * @default wait
+             * @enum {string}
+             */
+            when_busy: "wait" | "skip";
+            /**
+             * When Failed
+             * @description a save beside training failed: training goes on, or the attempt fails within a step
+             * @default continue
+             * @enum {string}
+             */
+            when_failed: "continue" | "stop";
         };
         /**
          * CheckpointView
@@ -1752,7 +1766,9 @@ export interface components {
              * @default {
              *       "every": 50,
              *       "keep_best": 0,
-             *       "keep_latest": 2
+             *       "keep_latest": 2,
+             *       "when_busy": "wait",
+             *       "when_failed": "continue"
              *     }
              */
             checkpoint: components["schemas"]["CheckpointSpec"];
