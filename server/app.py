@@ -22,7 +22,20 @@ from server.db import Database
 from server.examples import EXAMPLES
 from server.feed import Feed
 from server.limits import REPORT_BYTES, BodyLimit, SafeHeaders
-from server.routes import actions, checkpoints, cluster, feed, health, job_data, jobs, pages, plans, reports, session
+from server.routes import (
+    actions,
+    checkpoints,
+    cluster,
+    feed,
+    forks,
+    health,
+    job_data,
+    jobs,
+    pages,
+    plans,
+    reports,
+    session,
+)
 from server.settings import Settings
 from workers.contract import ReportBatch
 from workers.spec import JobSpec
@@ -50,7 +63,7 @@ def create_app(
     database.on_change = app.state.feed.wake
     database.on_work = wake
     errors.install(app)
-    for module in (jobs, actions, job_data, checkpoints, plans, cluster, feed, reports, session, health):
+    for module in (jobs, actions, forks, job_data, checkpoints, plans, cluster, feed, reports, session, health):
         app.include_router(module.router)
     app.include_router(pages.router_of(static))
     app.add_middleware(OriginCheck, gate=app.state.gate)

@@ -83,6 +83,8 @@ _JOB = {
     "tokens_per_second": 8120.5,
     "digest": "5b1e0c7f2a93d846",
     "cloned_from": None,
+    "forked_from": None,
+    "fork_step": None,
     "error": None,
     "current_attempt": _ATTEMPT,
 }
@@ -103,6 +105,8 @@ _CHECKPOINT = {
     "seconds": 0.21,
     "pinned": False,
     "created_at": LATER,
+    "verified_at": LATER,
+    "needed_by": [],
     "shards": [_SHARD],
 }
 _EVENT = {
@@ -221,6 +225,58 @@ _LEDGER_ENTRY = {
     "seconds": 0.012,
 }
 
+_FORK = "01930f41-55aa-7e01-a1b2-0d3c5e7f9a54"
+_LINEAGE = {
+    "job_id": JOB,
+    "jobs": [
+        {
+            "id": JOB,
+            "name": "gpt-on-stdlib",
+            "status": "succeeded",
+            "generation": 0,
+            "kind": "original",
+            "steps": 300,
+            "attempts": [
+                {
+                    "number": 1,
+                    "status": "released",
+                    "ranks": 2,
+                    "stage": 2,
+                    "created_at": AT,
+                    "first_step": 0,
+                    "last_step": 300,
+                }
+            ],
+        },
+        {
+            "id": _FORK,
+            "name": "longer",
+            "status": "queued",
+            "generation": 1,
+            "kind": "fork",
+            "steps": 600,
+            "attempts": [],
+        },
+    ],
+    "links": [
+        {
+            "kind": "fork",
+            "from_job": JOB,
+            "from_attempt": 1,
+            "to_job": _FORK,
+            "to_attempt": None,
+            "checkpoint": CHECKPOINT,
+            "step": 100,
+            "from_ranks": 2,
+            "from_stage": 2,
+            "to_ranks": None,
+            "to_stage": None,
+            "resharded": False,
+        }
+    ],
+    "truncated": False,
+}
+
 EXAMPLES: dict[str, dict[str, Any]] = {
     "JobView": _JOB,
     "JobListItem": _ITEM,
@@ -228,6 +284,27 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "JobPatch": {"priority": 80, "tags": ["demo", "urgent"]},
     "ResumeRequest": {"ranks": 1, "zero": {"stage": 3}, "train": {"steps": 600}},
     "CloneRequest": {"name": "again on one rank", "ranks": 1},
+    "ForkRequest": {"checkpoint": CHECKPOINT, "name": "longer", "spec": {"train": {"steps": 600}}},
+    "PreflightRequest": {"ranks": 1, "zero": {"stage": 3}},
+    "PreflightView": {
+        "job_id": JOB,
+        "checkpoint": CHECKPOINT,
+        "step": 100,
+        "steps": 300,
+        "passed_over": [],
+        "from_ranks": 2,
+        "from_stage": 2,
+        "ranks": 1,
+        "stage": 3,
+        "resharded": True,
+        "checkpoint_bytes": 131072,
+        "read_bytes": [131072],
+        "plan": _STAGE,
+        "device_memory_bytes": 8589934592,
+        "fits": True,
+        "note": None,
+    },
+    "LineageView": _LINEAGE,
     "BulkCancel": {"filter": {"status": "queued", "tag": "demo"}},
     "BulkResult": {"results": [{"id": JOB, "ok": True, "status": "cancelled", "error": None}]},
     "Page_AttemptView_": {"items": [_ATTEMPT], "next_cursor": None},

@@ -55,6 +55,7 @@ class ResumeFrom(Message):
 
     checkpoint: str  # folder name in the job's store
     step: Annotated[int, Field(ge=0)]
+    store_url: str | None = None  # of the job that wrote it, when a fork begins; None: the order's own
 
 
 class LaunchOrder(Message):
@@ -74,6 +75,7 @@ class LaunchOrder(Message):
     cache_folder: str  # absolute; tokenizer and token files, shared by the jobs of a node
     store_url: str  # absolute folder or s3://...; the job's checkpoints live below it
     resume: ResumeFrom | None = None
+    until: Annotated[int, Field(ge=1)] | None = None  # leave after this step as if asked to stop; None: the last one
     digest_every: Annotated[int, Field(ge=0)] = 0  # 0: only after the last step
     retains: bool = False  # rank 0 removes checkpoints beyond keep_latest; under a service the server does
     sample_seconds: Annotated[float, Field(ge=0.0)] = 0.5  # between memory and ledger records; 0: at every step

@@ -36,7 +36,7 @@ def restore(order: LaunchOrder, resume: ResumeFrom, engine: Engine, data: Data, 
     Raises RestoreError when no checkpoint can be used, OtherDataError when the one that loads belongs to other data.
     """
     try:
-        loaded = engine.restore(open_store(order.store_url), folder=resume.checkpoint)
+        loaded = engine.restore(open_store(resume.store_url or order.store_url), folder=resume.checkpoint)
     except CheckpointError as error:
         raise RestoreError(str(error)) from error
     manifest = loaded.manifest

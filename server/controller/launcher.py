@@ -108,10 +108,9 @@ class Launcher:
         async with self._database.read() as connection:
             point = await checkpoints.resume_point(connection, job_id)
             existing = await checkpoints.of_job(connection, job_id)
-        if existing and (point is None or point.status not in checkpoints.USABLE):
-            return Refused(
-                "checkpoint_unreadable", {"message": f"{len(existing)} are damaged; clone the job to start again."}
-            )
+        if point is None and (existing or job.forked_from is not None):
+            lost = f"{len(existing)} are damaged" if existing else "the one it was forked from is damaged or gone"
+            return Refused("checkpoint_unreadable", {"message": f"{lost}; clone the job to start again."})
         try:
             spec = await asyncio.to_thread(self._resolve, job.job_spec(), start)
         except Exception as error:  # whatever keeps it from being planned keeps it from running
@@ -147,8 +146,13 @@ class Launcher:
             rank_folder=str(self._settings.ranks_dir / attempt_id / str(rank)),
             cache_folder=str(self._settings.cache_dir),
             store_url=self._settings.job_store(job.id),
-            resume=ResumeFrom(checkpoint=point.folder, step=point.step) if point else None,
+            resume=self._resume_from(job.id, point) if point else None,
         )
+
+    def _resume_from(self, job_id: str, point: checkpoints.CheckpointRef) -> ResumeFrom:
+        """A fork's first attempt reads from the store of the job that wrote the checkpoint."""
+        elsewhere = None if point.job_id == job_id else self._settings.job_store(point.job_id)
+        return ResumeFrom(checkpoint=point.folder, step=point.step, store_url=elsewhere)
 
     async def _write_down(self, prepared: Prepared, launch: Launch) -> bool:
         job, point, spec = prepared.job, prepared.point, prepared.spec

@@ -17,9 +17,9 @@ from server.controller.leader import Leadership
 from server.controller.retention import ALWAYS_KEPT, Kept, removable
 from server.db import Database, Tx
 from server.models import Attempt, Checkpoint, Job, ReportSeq
-from server.rows import checkpoints, events, jobs
+from server.rows import checkpoints, events, jobs, needs
 from server.settings import Settings
-from server.states import AttemptStatus, Status
+from server.states import Status
 from workers.contract import CheckpointRecord
 from zero_engine.manifest import parse_folder
 from zero_engine.store import Store
@@ -69,9 +69,8 @@ class Storekeeper:
             return
         existing = await checkpoints.of_job(tx.connection, job_id)
         keep = job.spec["checkpoint"]
-        gone = removable(
-            [_kept(c) for c in existing], keep["keep_latest"], keep["keep_best"], await _held(tx.connection, job_id)
-        )
+        held = {need.checkpoint_id for need in await needs.of_job(tx.connection, job_id)}
+        gone = removable([_kept(c) for c in existing], keep["keep_latest"], keep["keep_best"], held)
         folders = {c.id: c.folder for c in existing}
         for checkpoint_id in gone:
             await checkpoints.set_status(tx, checkpoint_id, "deleted", problem=REMOVING)
@@ -170,13 +169,3 @@ async def _marked(connection: AsyncConnection) -> list[tuple[str, str, str]]:
         Checkpoint.status == "deleted", Checkpoint.problem == REMOVING
     )
     return [(row.id, row.job_id, row.folder) for row in (await connection.execute(statement)).all()]
-
-
-async def _held(connection: AsyncConnection, job_id: str) -> set[str]:
-    """Checkpoints that something refers to now: living attempts, and jobs that will start from a named one."""
-    living = select(Attempt.resume_checkpoint).where(
-        Attempt.job_id == job_id, Attempt.status != AttemptStatus.RELEASED, Attempt.resume_checkpoint.is_not(None)
-    )
-    named = select(Job.resume_checkpoint).where(Job.id == job_id, Job.resume_checkpoint.is_not(None))
-    found = [*(await connection.execute(living)).all(), *(await connection.execute(named)).all()]
-    return {row.resume_checkpoint for row in found}

@@ -31,6 +31,7 @@ class Checkpoint(Base):
     seconds: Mapped[float]
     pinned: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime]
+    verified_at: Mapped[datetime | None]  # when every byte was last read back
 
     __table_args__ = (UniqueConstraint("job_id", "folder"), Index(None, "job_id", "step"))
 
@@ -46,3 +47,4 @@ class CheckpointShard(Base):
     bytes: Mapped[int]
     checksum: Mapped[str]
     status: Mapped[str] = mapped_column(default="ok")
+    verified_at: Mapped[datetime | None]  # a reading that was cut short goes on behind the shards that have it

@@ -32,7 +32,9 @@ class Job(Base):
     steps: Mapped[int]
     priority: Mapped[int]
     plan: Mapped[dict[str, Any] | None] = mapped_column(Json)  # PlanView at submit
-    cloned_from: Mapped[str | None] = mapped_column(Uuid)
+    cloned_from: Mapped[str | None] = mapped_column(Uuid, index=True)
+    forked_from: Mapped[str | None] = mapped_column(Uuid, index=True)  # checkpoint of another job; None: from step 0
+    fork_step: Mapped[int | None]  # step of that checkpoint
 
     status: Mapped[str]
     desired: Mapped[str]

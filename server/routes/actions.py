@@ -1,4 +1,4 @@
-"""What people do to jobs: cancel, kill, pause, resume, clone; and cancel for many."""
+"""What people do to jobs: cancel, kill, pause, resume; and cancel for many."""
 
 from __future__ import annotations
 
@@ -9,34 +9,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.auth import Member, check_owner
 from server.db import Database, Tx
-from server.errors import ApiError, not_found
-from server.ids import is_id, new_id
-from server.routes.jobs import IdempotencyKeyHeader, answer, locked, read_statuses, with_etag
+from server.errors import ApiError
+from server.ids import is_id
+from server.routes.jobs import answer, locked, read_statuses, with_etag
 from server.routes.state import ERRORS, Db, JobKey, TheSettings
-from server.rows import actions, idempotency, job_views, jobs
-from server.rows.idempotency import Submission, canonical_hash
+from server.rows import actions, job_views, jobs
 from server.rows.job_views import JobQuery
-from server.rows.jobs import NewJob
 from server.rows.users import Principal
 from server.states import Action, Status
 from server.views import ActionResult, BulkResult, JobView
-from workers.contract import ResumeRequest, ResumeTrain
-from workers.spec import ZeroSpec
+from workers.contract import ResumeRequest
 
 router = APIRouter(prefix="/v1", tags=["actions"], responses=ERRORS)
 
 AT_ONCE = 500  # jobs of one transaction of a bulk action
-
-
-class CloneRequest(BaseModel):
-    """A new job from an old one's spec, from step 0; the chunk keeps its number, so that the bits can be compared."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    ranks: Annotated[int, Field(ge=1, le=65536)] | None = None
-    zero: ZeroSpec | None = None
-    train: ResumeTrain | None = None
 
 
 class JobFilter(BaseModel):
@@ -108,38 +94,6 @@ async def resume(
 
     await database.transact(work)
     return with_etag(response, await answer(database, job_id))
-
-
-@router.post("/jobs/{job_id}/clone", status_code=201, operation_id="cloneJob")
-async def clone(
-    response: Response,
-    job_id: JobKey,
-    who: Member,
-    database: Db,
-    settings: TheSettings,
-    body: CloneRequest | None = None,
-    key: IdempotencyKeyHeader = None,
-) -> JobView:
-    """Submit the job's spec again as a new job."""
-    wish = body or CloneRequest()
-    async with database.read() as connection:
-        job = await jobs.get(connection, job_id)
-        original = await job_views.detail(connection, job_id, database.now())
-    if job is None or original is None:
-        raise not_found("job", job_id)
-    spec = actions.resumed_spec(
-        job, ResumeRequest(ranks=wish.ranks, zero=wish.zero, train=wish.train), settings.max_ranks
-    )
-    if wish.name is not None:
-        spec = spec.model_copy(update={"name": wish.name})
-    stage = spec.zero.stage if spec.zero.stage != "auto" else None
-    new = NewJob(new_id(), who.name, spec, original.spec_yaml, stage, plan=None, cloned_from=job_id)
-    body_hash = canonical_hash(job_id, spec.model_dump(mode="json"))
-    submitted = await idempotency.submit(database, Submission(new, key, body_hash))
-    response.headers["Location"] = f"/v1/jobs/{submitted.job_id}"
-    if not submitted.created:
-        response.status_code = 200
-    return with_etag(response, await answer(database, submitted.job_id))
 
 
 async def _do(response: Response, action: Action, job_id: str, who: Principal, database: Database) -> JobView:

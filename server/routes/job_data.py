@@ -13,7 +13,20 @@ from server.db import Database
 from server.errors import invalid, not_found
 from server.routes.jobs import check_text
 from server.routes.state import ERRORS, Db, JobKey, TheSettings
-from server.rows import attempts, checkpoints, events, jobs, ledger, logs, memory, metrics, plans, queue, series
+from server.rows import (
+    attempts,
+    checkpoints,
+    events,
+    jobs,
+    ledger,
+    lineage,
+    logs,
+    memory,
+    metrics,
+    plans,
+    queue,
+    series,
+)
 from server.rows.metrics import LAST_STEP, MetricsQuery
 from server.views import (
     AttemptView,
@@ -22,6 +35,7 @@ from server.views import (
     ExplainView,
     JobPlanView,
     LedgerView,
+    LineageView,
     LogView,
     MemoryView,
     MetricsView,
@@ -205,6 +219,16 @@ async def list_checkpoints(job_id: JobKey, who: Viewer, database: Db) -> Page[Ch
     await _must_exist(database, job_id)
     async with database.read() as connection:
         return Page[CheckpointView](items=await checkpoints.views(connection, job_id=job_id))
+
+
+@router.get("/lineage", operation_id="getLineage")
+async def get_lineage(job_id: JobKey, who: Viewer, database: Db) -> LineageView:
+    """What the job came from and what came of it: attempts, forks, clones and the checkpoints between them."""
+    async with database.read() as connection:
+        found = await lineage.view(connection, job_id)
+    if found is None:
+        raise not_found("job", job_id)
+    return found
 
 
 @router.get("/plan", operation_id="getJobPlan")

@@ -18,7 +18,7 @@ from server.rows import actions, events, idempotency, job_views, jobs
 from server.rows.idempotency import Submission, canonical_hash
 from server.rows.job_views import JobQuery, Sort
 from server.rows.jobs import JobRecord, NewJob
-from server.states import Action, Status
+from server.states import Status
 from server.views import JobPage, JobView
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
@@ -156,12 +156,15 @@ async def patch(
 
 @router.delete("/jobs/{job_id}", status_code=202, operation_id="deleteJob")
 async def delete(response: Response, job_id: JobKey, who: Member, database: Db) -> JobView:
-    """Remove an ended job with its checkpoints, metrics and logs; it is `deleting` until all is gone."""
+    """Remove an ended job with its checkpoints, metrics and logs; it is `deleting` until all is gone.
+
+    409 while a fork needs one of its checkpoints.
+    """
 
     async def work(tx: Tx) -> None:
         job = await locked(tx, job_id)
         check_owner(who, job.owner)
-        await actions.act(tx, Action.DELETE, job, who)
+        await actions.delete(tx, job, who)
 
     await database.transact(work)
     return with_etag(response, await answer(database, job_id))

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.db import Tx
 from server.errors import ApiError, not_found
-from server.rows import checkpoints, events, jobs
+from server.rows import checkpoints, events, jobs, needs
 from server.rows.checkpoints import USABLE
 from server.rows.jobs import JobRecord
 from server.rows.users import Principal
@@ -145,13 +145,13 @@ async def _check_start(tx: Tx, job: JobRecord, spec: JobSpec, checkpoint_id: str
     start = 0
     if checkpoint_id is not None:
         found = await checkpoints.find(tx.connection, checkpoint_id)
-        if found is None or found.job_id != job.id:
+        if found is None or (found.job_id != job.id and found.id != job.forked_from):
             raise not_found("checkpoint of this job", checkpoint_id)
         if found.status not in USABLE:
             raise impossible(Action.RESUME, job, f"The checkpoint of step {found.step} is {found.status}.")
         start = found.step
     else:
-        newest = await checkpoints.newest_usable(tx.connection, job.id)
+        newest = await checkpoints.beginning(tx.connection, job.id)
         if newest is None and job.step > 0:
             raise ApiError(
                 409,
@@ -164,6 +164,15 @@ async def _check_start(tx: Tx, job: JobRecord, spec: JobSpec, checkpoint_id: str
     if start >= spec.train.steps:
         why = f"All {spec.train.steps} steps are done at step {start}; ask for more with train.steps."
         raise impossible(Action.RESUME, job, why)
+
+
+async def delete(tx: Tx, job: JobRecord, who: Principal) -> Outcome:
+    """Ask for the removal of an ended job. Raises ApiError 409 while another job needs one of its checkpoints."""
+    others = await needs.by_others(tx.connection, job.id)
+    if others:
+        names = ", ".join(sorted({f"{need.job_name!r} ({need.job_id[-8:]})" for need in others}))
+        raise impossible(Action.DELETE, job, f"A checkpoint of it is needed by {names}, forked from it.")
+    return await act(tx, Action.DELETE, job, who)
 
 
 async def _rise(tx: Tx, job: JobRecord, decision: Decision, who: Principal, action: Action) -> None:

@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from server.db import Tx
 from server.ids import new_id
 from server.models import Checkpoint, CheckpointShard, Job
+from server.rows import needs
 from server.rows.numbers import join, split
-from server.views import CheckpointShardView, CheckpointView
+from server.views import CheckpointShardView, CheckpointView, NeededBy
 from workers.contract import CheckpointRecord
 
 CheckpointStatus = Literal["complete", "verified", "corrupt", "deleted"]
@@ -33,6 +34,7 @@ class CheckpointRef:
     status: str
     pinned: bool
     eval_loss: float | None
+    problem: str | None
     created_at: datetime
 
 
@@ -99,16 +101,27 @@ async def resume_point(connection: AsyncConnection, job_id: str) -> CheckpointRe
     """The checkpoint the next attempt starts from, or None for the beginning.
 
     The newest usable one; but one that a person named goes before it until something was written since that resume.
+    A fork without any of its own starts from the checkpoint of the other job that it was forked from.
     """
-    statement = select(Job.resume_checkpoint, Job.queued_at).where(Job.id == job_id)
+    statement = select(Job.resume_checkpoint, Job.queued_at, Job.forked_from).where(Job.id == job_id)
     job = (await connection.execute(statement)).one_or_none()
     newest = await newest_usable(connection, job_id)
-    if job is None or job.resume_checkpoint is None:
+    if job is None:
         return newest
-    if newest is not None and newest.created_at >= job.queued_at:
-        return newest
-    named = await find(connection, job.resume_checkpoint)
-    return named if named is not None and named.status in USABLE else newest
+    is_newer = newest is not None and newest.created_at >= job.queued_at
+    named = None if is_newer else await _usable(connection, job.resume_checkpoint)
+    return named or newest or await _usable(connection, job.forked_from)
+
+
+async def beginning(connection: AsyncConnection, job_id: str) -> CheckpointRef | None:
+    """What a resume starts from when nobody names a checkpoint now, or None for step 0."""
+    origin = (await connection.execute(select(Job.forked_from).where(Job.id == job_id))).scalar_one_or_none()
+    return await newest_usable(connection, job_id) or await _usable(connection, origin)
+
+
+async def _usable(connection: AsyncConnection, checkpoint_id: str | None) -> CheckpointRef | None:
+    found = None if checkpoint_id is None else await find(connection, checkpoint_id)
+    return found if found is not None and found.status in USABLE else None
 
 
 async def find(connection: AsyncConnection, checkpoint_id: str) -> CheckpointRef | None:
@@ -128,7 +141,10 @@ async def views(
         statement = statement.where(Checkpoint.id == checkpoint_id)
     rows = (await connection.execute(statement)).all()
     shards = await _shards(connection, [row.id for row in rows])
-    return [_view(row, shards.get(row.id, [])) for row in rows]
+    needed = [
+        need for owner in dict.fromkeys(row.job_id for row in rows) for need in await needs.of_job(connection, owner)
+    ]
+    return [_view(row, shards.get(row.id, []), needed) for row in rows]
 
 
 async def set_status(
@@ -166,7 +182,7 @@ async def pin_newest(tx: Tx, job_id: str) -> None:
     """Pin what the job would resume from, and nothing else of it."""
     await unpin(tx, job_id)
     needed = await resume_point(tx.connection, job_id)
-    if needed is not None:
+    if needed is not None and needed.job_id == job_id:  # a fork's origin is held by the fork itself
         await tx.execute(update(Checkpoint).where(Checkpoint.id == needed.id).values(pinned=True))
         tx.changed("checkpoints", job_id)
 
@@ -200,10 +216,11 @@ async def _shards(connection: AsyncConnection, ids: Collection[str]) -> dict[str
     return found
 
 
-def _view(row: Row[Any], shards: Sequence[CheckpointShardView]) -> CheckpointView:
+def _view(row: Row[Any], shards: Sequence[CheckpointShardView], needed: Sequence[needs.Need]) -> CheckpointView:
     fields = dict(row._mapping)
     fields["eval_loss"] = join(row.eval_loss, fields.pop("eval_loss_flag"))
-    return CheckpointView.model_validate({**fields, "shards": list(shards)})
+    by = [NeededBy(job_id=need.job_id, name=need.job_name) for need in needed if need.checkpoint_id == row.id]
+    return CheckpointView.model_validate({**fields, "needed_by": by, "shards": list(shards)})
 
 
 def _ref(row: Row[Any]) -> CheckpointRef:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from server.models import IdempotencyKey
 from server.rows import jobs
 from server.rows.jobs import NewJob
 
+Check = Callable[[Tx], Awaitable[None]]
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -25,6 +27,7 @@ class Submission:
     job: NewJob
     key: str | None
     body_hash: str  # of what the client sent, in canonical form
+    check: Check | None = None  # run first in the job's transaction; what it raises keeps the job from being made
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ async def submit(database: Database, submission: Submission) -> Submitted:
         return known
 
     async def work(tx: Tx) -> None:
+        if submission.check is not None:
+            await submission.check(tx)
         await jobs.create(tx, submission.job)
         if submission.key is not None and not await _claim(tx, submission, submission.key):
             raise _KeyTaken

@@ -24,7 +24,10 @@ Sort = Literal["created_at", "-created_at", "name", "-name", "status", "-status"
 
 _ID_PART = re.compile(r"[0-9a-f-]{4,36}\Z")
 _SUMMARY_NAMES = [name for name in JobListItem.model_fields if name not in ("eta_seconds", "allowed_actions")]
-_DETAIL_NAMES = ("spec", "spec_yaml", "chunk", "micro_batches", "tokens_per_second", "digest", "cloned_from", "error")
+_DETAIL_NAMES = (
+    "spec", "spec_yaml", "chunk", "micro_batches", "tokens_per_second", "digest", "cloned_from", "forked_from",
+    "fork_step", "error",
+)  # fmt: skip
 _LIST = [getattr(Job, name) for name in [*_SUMMARY_NAMES, "reason_data", "loss_flag", "step_seconds"]]
 _DETAIL = [*_LIST, *(getattr(Job, name) for name in _DETAIL_NAMES)]
 
@@ -77,6 +80,8 @@ async def detail(connection: AsyncConnection, job_id: str, now: datetime) -> Job
         tokens_per_second=row.tokens_per_second,
         digest=row.digest,
         cloned_from=row.cloned_from,
+        forked_from=row.forked_from,
+        fork_step=row.fork_step,
         error=None if row.error is None else ErrorView.model_validate(row.error),
         current_attempt=newest[0] if newest else None,
     )

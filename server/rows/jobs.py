@@ -57,6 +57,7 @@ class JobRecord:
     infrastructure_failures: int
     progress_step: int
     resume_checkpoint: str | None
+    forked_from: str | None  # checkpoint of another job, where this one begins
     step: int
     sparkline: Sequence[float | None]
     last_report_at: datetime | None
@@ -70,6 +71,14 @@ _COLUMNS = [getattr(Job, name) for name in JobRecord.__dataclass_fields__]
 
 
 @dataclass(frozen=True)
+class Fork:
+    """Where a job begins that does not begin at step 0."""
+
+    checkpoint_id: str
+    step: int
+
+
+@dataclass(frozen=True)
 class NewJob:
     """What a submitted spec becomes."""
 
@@ -80,6 +89,7 @@ class NewJob:
     stage: int | None
     plan: Mapping[str, Any] | None  # PlanView
     cloned_from: str | None = None
+    fork: Fork | None = None
 
 
 def fold(name: str) -> str:
@@ -108,6 +118,9 @@ async def create(tx: Tx, new: NewJob) -> None:
             priority=spec.priority,
             plan=None if new.plan is None else dict(new.plan),
             cloned_from=new.cloned_from,
+            forked_from=new.fork.checkpoint_id if new.fork else None,
+            fork_step=new.fork.step if new.fork else None,
+            step=new.fork.step if new.fork else 0,
             status=Status.QUEUED,
             desired=Desired.RUN,
             reason="submitted",
@@ -122,14 +135,20 @@ async def create(tx: Tx, new: NewJob) -> None:
         tx,
         new.id,
         "job.submitted",
-        f"Submitted by {new.owner}.",
+        f"Submitted by {new.owner}." if new.fork is None else f"Forked at step {new.fork.step} by {new.owner}.",
         actor=f"user:{new.owner}",
         cause="submitted",
         new=Status.QUEUED,
+        data=_origin(new),
     )
     tx.changed("job", new.id)
     tx.changed("queue")
     tx.work()
+
+
+def _origin(new: NewJob) -> Data:
+    fork = {"checkpoint": new.fork.checkpoint_id, "step": new.fork.step} if new.fork else {}
+    return {**({"job": new.cloned_from} if new.cloned_from else {}), **fork}
 
 
 async def set_tags(tx: Tx, job_id: str, tags: Collection[str]) -> None:
@@ -148,6 +167,11 @@ async def get(connection: AsyncConnection, job_id: str) -> JobRecord | None:
     """One job, or None."""
     row = (await connection.execute(select(*_COLUMNS).where(Job.id == job_id))).one_or_none()
     return None if row is None else _record(row)
+
+
+async def submitted_text(connection: AsyncConnection, job_id: str) -> str | None:
+    """The spec as its owner wrote it, or None when there is no such job."""
+    return (await connection.execute(select(Job.spec_yaml).where(Job.id == job_id))).scalar_one_or_none()
 
 
 async def lock(tx: Tx, job_id: str) -> JobRecord | None:

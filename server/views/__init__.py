@@ -8,12 +8,14 @@ Read `view.py` first, then `jobs.py`. Units stand in the names. A number that ma
 from __future__ import annotations
 
 from server.views.attempts import AttemptView, ErrorView, RankView
-from server.views.checkpoints import CheckpointShardView, CheckpointView, VerifyResult
+from server.views.checkpoints import CheckpointShardView, CheckpointView, NeededBy, VerifyResult
 from server.views.cluster import ExplainView, Holder, NodesView, NodeView, QueueItem, QueueView
 from server.views.jobs import ActionResult, BulkResult, EventView, JobListItem, JobPage, JobView
+from server.views.lineage import LineageAttempt, LineageJob, LineageLink, LineageView
 from server.views.logs import LogLine, LogView
 from server.views.measured import LedgerEntry, LedgerView, MemorySampleView, MemoryView, RankLedger, StageBytes
 from server.views.plans import JobPlanView, PendingPlan, PlanView, StagePlan
+from server.views.preflight import PassedOver, PreflightView
 from server.views.problems import FieldProblem, Problem
 from server.views.series import MetricsView, NonFiniteMark, PointView, SeriesNamesView, SeriesStatsView, SeriesView
 from server.views.service import FeedChange, HealthView, MeView, Role, Topic
@@ -39,19 +41,26 @@ __all__ = [
     "JobView",
     "LedgerEntry",
     "LedgerView",
+    "LineageAttempt",
+    "LineageJob",
+    "LineageLink",
+    "LineageView",
     "LogLine",
     "LogView",
     "MeView",
     "MemorySampleView",
     "MemoryView",
     "MetricsView",
+    "NeededBy",
     "NodeView",
     "NodesView",
     "NonFiniteMark",
     "Page",
+    "PassedOver",
     "PendingPlan",
     "PlanView",
     "PointView",
+    "PreflightView",
     "Problem",
     "QueueItem",
     "QueueView",

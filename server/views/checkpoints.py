@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, Field
 
 from server.views.view import View
 from workers.contract import Number
@@ -18,6 +18,14 @@ class CheckpointShardView(View):
     bytes: int
     checksum: str
     status: Literal["ok", "missing", "corrupt"]
+    verified_at: AwareDatetime | None = Field(default=None, description="when its bytes were last read back")
+
+
+class NeededBy(View):
+    """A job that needs a checkpoint: it goes on from it, reads it now, or was forked from it."""
+
+    job_id: str
+    name: str
 
 
 class CheckpointView(View):
@@ -38,6 +46,8 @@ class CheckpointView(View):
     seconds: float
     pinned: bool
     created_at: AwareDatetime
+    verified_at: AwareDatetime | None = Field(default=None, description="when every byte was last read back")
+    needed_by: list[NeededBy] = Field(default=[], description="retention and deletion leave it alone while there are")
     shards: list[CheckpointShardView]
 
 

@@ -58,7 +58,9 @@ class JobView(JobListItem):
     micro_batches: int = Field(description="V")
     tokens_per_second: Number | None
     digest: str | None = Field(description="16 hex digits after the last digested step")
-    cloned_from: str | None
+    cloned_from: str | None = Field(description="the job whose spec it began with")
+    forked_from: str | None = Field(description="the checkpoint of that job whose state it began with")
+    fork_step: int | None = Field(description="step of that checkpoint")
     error: ErrorView | None
     current_attempt: AttemptView | None
 

@@ -94,7 +94,7 @@ class Rank:
         return Rank(self.attempt_id, self.fence, rank, self.token)
 
 
-async def start_attempt(database: Database, job_id: str, ranks: int = 2, stage: int = 1) -> Rank:
+async def start_attempt(database: Database, job_id: str, ranks: int = 2, stage: int = 1, **resume: Any) -> Rank:
     """Take a queued job to `running` with a new attempt; rank 0's sender."""
     secret, attempt_id = users.new_secret(), new_id()
     async with database.write() as tx:
@@ -109,6 +109,7 @@ async def start_attempt(database: Database, job_id: str, ranks: int = 2, stage: 
             chunk=job.chunk,
             device="cpu",
             token_hash=users.secret_hash(secret),
+            **resume,
         )
         for status in (Status.STARTING, Status.RUNNING):
             assert await jobs.transition(tx, job_id, status, actor="controller", reason="submitted") is not None

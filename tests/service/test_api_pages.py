@@ -16,7 +16,8 @@ from server.app import create_app
 from server.controller.cluster import Node
 from server.examples import EXAMPLES
 from server.routes import plans as plan_routes
-from server.routes.actions import BulkCancel, CloneRequest
+from server.routes.actions import BulkCancel
+from server.routes.forks import CloneRequest, ForkRequest, PreflightRequest
 from server.routes.jobs import JobPatch
 from server.routes.session import LoginBody, NewToken, TokenView
 from server.rows import nodes
@@ -179,7 +180,10 @@ def test_every_example_is_valid_and_every_json_body_has_one() -> None:
     """Each validates against its own schema's model; no request or answer of an operation is without one."""
     models: dict[str, Any] = {name: getattr(views, name) for name in dir(views)}
     models |= {model.__name__: model for model in (JobSpec, ReportBatch, ReportReply, ResumeRequest)}
-    models |= {model.__name__: model for model in (JobPatch, CloneRequest, BulkCancel, LoginBody, NewToken, TokenView)}
+    models |= {
+        model.__name__: model
+        for model in (JobPatch, CloneRequest, ForkRequest, PreflightRequest, BulkCancel, LoginBody, NewToken, TokenView)
+    }
     models |= {f"Page_{view.__name__}_": views.Page[view] for view in (AttemptView, EventView, CheckpointView)}
     for name, example in EXAMPLES.items():
         models[name].model_validate_json(json.dumps(example))

@@ -205,6 +205,8 @@ export interface paths {
         /**
          * Delete job
          * @description Remove an ended job with its checkpoints, metrics and logs; it is `deleting` until all is gone.
+         *
+         *     409 while a fork needs one of its checkpoints.
          */
         delete: operations["deleteJob"];
         options?: never;
@@ -287,7 +289,7 @@ export interface paths {
         put?: never;
         /**
          * Clone job
-         * @description Submit the job's spec again as a new job.
+         * @description Submit the job's spec again as a new job, with changes where asked.
          */
         post: operations["cloneJob"];
         delete?: never;
@@ -336,6 +338,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/jobs/{job_id}/fork": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Fork job
+         * @description Begin a new job at a checkpoint of this one, with changes to the spec that its layout allows.
+         */
+        post: operations["forkJob"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/jobs/{job_id}/kill": {
         parameters: {
             query?: never;
@@ -368,6 +390,26 @@ export interface paths {
          * @description Measured traffic of the newest step, beside the plan.
          */
         get: operations["getLedger"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/lineage": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get lineage
+         * @description What the job came from and what came of it: attempts, forks, clones and the checkpoints between them.
+         */
+        get: operations["getLineage"];
         put?: never;
         post?: never;
         delete?: never;
@@ -513,6 +555,26 @@ export interface paths {
         get: operations["getJobPlan"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/jobs/{job_id}/preflight": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Preflight job
+         * @description What a resume (or, with `spec`, a fork) would read per rank and need, and whether it fits; nothing is started.
+         */
+        post: operations["preflightJob"];
         delete?: never;
         options?: never;
         head?: never;
@@ -943,6 +1005,11 @@ export interface components {
              * @enum {string}
              */
             status: "ok" | "missing" | "corrupt";
+            /**
+             * Verified At
+             * @description when its bytes were last read back
+             */
+            verified_at?: string | null;
         };
         /**
          * CheckpointSpec
@@ -994,6 +1061,7 @@ export interface components {
          *       "folder": "step-0000000100-attempt-000001",
          *       "id": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
          *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "needed_by": [],
          *       "pinned": false,
          *       "problem": null,
          *       "ranks": 2,
@@ -1009,7 +1077,8 @@ export interface components {
          *       ],
          *       "stage": 2,
          *       "status": "verified",
-         *       "step": 100
+         *       "step": 100,
+         *       "verified_at": "2026-11-29T12:01:40Z"
          *     }
          */
         CheckpointView: {
@@ -1032,6 +1101,12 @@ export interface components {
             id: string;
             /** Job Id */
             job_id: string;
+            /**
+             * Needed By
+             * @description retention and deletion leave it alone while there are
+             * @default []
+             */
+            needed_by: components["schemas"]["NeededBy"][];
             /** Pinned */
             pinned: boolean;
             /** Problem */
@@ -1051,6 +1126,11 @@ export interface components {
             status: "complete" | "verified" | "corrupt" | "deleted";
             /** Step */
             step: number;
+            /**
+             * Verified At
+             * @description when every byte was last read back
+             */
+            verified_at?: string | null;
         };
         /**
          * CloneRequest
@@ -1065,6 +1145,14 @@ export interface components {
             name?: string | null;
             /** Ranks */
             ranks?: number | null;
+            /**
+             * Spec
+             * @description JSON merge patch (RFC 7396) of the job's spec; null brings a default back
+             * @default {}
+             */
+            spec: {
+                [key: string]: unknown;
+            };
             train?: components["schemas"]["ResumeTrain"] | null;
             zero?: components["schemas"]["ZeroSpec"] | null;
         };
@@ -1337,6 +1425,36 @@ export interface components {
              * @description what was sent, shortened
              */
             value?: string | null;
+        };
+        /**
+         * ForkRequest
+         * @description A new job that begins with the state of a checkpoint: weights, moments, step, schedule and place in the data.
+         * @example {
+         *       "checkpoint": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
+         *       "name": "longer",
+         *       "spec": {
+         *         "train": {
+         *           "steps": 600
+         *         }
+         *       }
+         *     }
+         */
+        ForkRequest: {
+            /**
+             * Checkpoint
+             * @description id of a checkpoint of this job; default: the newest
+             */
+            checkpoint?: string | null;
+            /** Name */
+            name?: string | null;
+            /**
+             * Spec
+             * @description JSON merge patch (RFC 7396) of the job's spec; null brings a default back
+             * @default {}
+             */
+            spec: {
+                [key: string]: unknown;
+            };
         };
         /**
          * GptModel
@@ -1876,6 +1994,8 @@ export interface components {
          *       "ended_at": null,
          *       "error": null,
          *       "eta_seconds": 90,
+         *       "fork_step": null,
+         *       "forked_from": null,
          *       "id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
          *       "last_report_at": "2026-11-29T12:01:40Z",
          *       "loss": 5.31,
@@ -1932,7 +2052,10 @@ export interface components {
              * @description C, fixed at submit
              */
             chunk: number;
-            /** Cloned From */
+            /**
+             * Cloned From
+             * @description the job whose spec it began with
+             */
             cloned_from: string | null;
             /**
              * Created At
@@ -1951,6 +2074,16 @@ export interface components {
             error: components["schemas"]["ErrorView"] | null;
             /** Eta Seconds */
             eta_seconds: number | null;
+            /**
+             * Fork Step
+             * @description step of that checkpoint
+             */
+            fork_step: number | null;
+            /**
+             * Forked From
+             * @description the checkpoint of that job whose state it began with
+             */
+            forked_from: string | null;
             /** Id */
             id: string;
             /**
@@ -2113,6 +2246,165 @@ export interface components {
             planned_bytes: number;
             /** Ranks */
             ranks: components["schemas"]["RankLedger"][];
+        };
+        /**
+         * LineageAttempt
+         * @description One attempt as a stretch of steps.
+         */
+        LineageAttempt: {
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * First Step
+             * @description where it began: 0, or the step of the checkpoint
+             */
+            first_step: number;
+            /**
+             * Last Step
+             * @description the last step it reported; first_step before that
+             */
+            last_step: number;
+            /** Number */
+            number: number;
+            /** Ranks */
+            ranks: number;
+            /** Stage */
+            stage: number;
+            status: components["schemas"]["AttemptStatus"];
+        };
+        /**
+         * LineageJob
+         * @description A job of the family; `generation` is 0 for the job asked about, negative for what it comes from.
+         */
+        LineageJob: {
+            /** Attempts */
+            attempts: components["schemas"]["LineageAttempt"][];
+            /** Generation */
+            generation: number;
+            /** Id */
+            id: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "original" | "clone" | "fork";
+            /** Name */
+            name: string;
+            status: components["schemas"]["Status"];
+            /** Steps */
+            steps: number;
+        };
+        /**
+         * LineageLink
+         * @description How a stretch of steps begins: from which checkpoint of which attempt, on how many ranks before and after.
+         */
+        LineageLink: {
+            /** Checkpoint */
+            checkpoint: string | null;
+            /**
+             * From Attempt
+             * @description None: a clone takes the spec, not a checkpoint
+             */
+            from_attempt: number | null;
+            /** From Job */
+            from_job: string;
+            /** From Ranks */
+            from_ranks: number | null;
+            /** From Stage */
+            from_stage: number | null;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "resume" | "fork" | "clone";
+            /**
+             * Resharded
+             * @description ranks or stage differ from those that wrote the checkpoint
+             */
+            resharded: boolean;
+            /** Step */
+            step: number;
+            /**
+             * To Attempt
+             * @description None: it has not started yet
+             */
+            to_attempt: number | null;
+            /** To Job */
+            to_job: string;
+            /** To Ranks */
+            to_ranks: number | null;
+            /** To Stage */
+            to_stage: number | null;
+        };
+        /**
+         * LineageView
+         * @description The family of a job.
+         * @example {
+         *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "jobs": [
+         *         {
+         *           "attempts": [
+         *             {
+         *               "created_at": "2026-11-29T12:00:00Z",
+         *               "first_step": 0,
+         *               "last_step": 300,
+         *               "number": 1,
+         *               "ranks": 2,
+         *               "stage": 2,
+         *               "status": "released"
+         *             }
+         *           ],
+         *           "generation": 0,
+         *           "id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *           "kind": "original",
+         *           "name": "gpt-on-stdlib",
+         *           "status": "succeeded",
+         *           "steps": 300
+         *         },
+         *         {
+         *           "attempts": [],
+         *           "generation": 1,
+         *           "id": "01930f41-55aa-7e01-a1b2-0d3c5e7f9a54",
+         *           "kind": "fork",
+         *           "name": "longer",
+         *           "status": "queued",
+         *           "steps": 600
+         *         }
+         *       ],
+         *       "links": [
+         *         {
+         *           "checkpoint": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
+         *           "from_attempt": 1,
+         *           "from_job": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *           "from_ranks": 2,
+         *           "from_stage": 2,
+         *           "kind": "fork",
+         *           "resharded": false,
+         *           "step": 100,
+         *           "to_attempt": null,
+         *           "to_job": "01930f41-55aa-7e01-a1b2-0d3c5e7f9a54",
+         *           "to_ranks": null,
+         *           "to_stage": null
+         *         }
+         *       ],
+         *       "truncated": false
+         *     }
+         */
+        LineageView: {
+            /** Job Id */
+            job_id: string;
+            /** Jobs */
+            jobs: components["schemas"]["LineageJob"][];
+            /** Links */
+            links: components["schemas"]["LineageLink"][];
+            /**
+             * Truncated
+             * @description there are more jobs of the family than are shown
+             */
+            truncated: boolean;
         };
         /**
          * LogLine
@@ -2540,6 +2832,16 @@ export interface components {
             kind: "mlp";
         };
         /**
+         * NeededBy
+         * @description A job that needs a checkpoint: it goes on from it, reads it now, or was forked from it.
+         */
+        NeededBy: {
+            /** Job Id */
+            job_id: string;
+            /** Name */
+            name: string;
+        };
+        /**
          * NewToken
          * @description A user to create, or to give another token and role.
          * @example {
@@ -2695,6 +2997,7 @@ export interface components {
          *           "folder": "step-0000000100-attempt-000001",
          *           "id": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
          *           "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *           "needed_by": [],
          *           "pinned": false,
          *           "problem": null,
          *           "ranks": 2,
@@ -2710,7 +3013,8 @@ export interface components {
          *           ],
          *           "stage": 2,
          *           "status": "verified",
-         *           "step": 100
+         *           "step": 100,
+         *           "verified_at": "2026-11-29T12:01:40Z"
          *         }
          *       ],
          *       "next_cursor": null
@@ -2749,6 +3053,20 @@ export interface components {
             items: components["schemas"]["EventView"][];
             /** Next Cursor */
             next_cursor?: string | null;
+        };
+        /**
+         * PassedOver
+         * @description A newer checkpoint that a resume does not take, and why.
+         */
+        PassedOver: {
+            /** Attempt */
+            attempt: number;
+            /** Checkpoint */
+            checkpoint: string;
+            /** Step */
+            step: number;
+            /** Why */
+            why: string;
         };
         /**
          * PendingPlan
@@ -2955,6 +3273,135 @@ export interface components {
             values: {
                 [key: string]: number;
             };
+        };
+        /**
+         * PreflightRequest
+         * @description A resume, or with `spec` a fork, as it would be asked for.
+         * @example {
+         *       "ranks": 1,
+         *       "zero": {
+         *         "stage": 3
+         *       }
+         *     }
+         */
+        PreflightRequest: {
+            /** Checkpoint */
+            checkpoint?: string | null;
+            /** Ranks */
+            ranks?: number | null;
+            /**
+             * Spec
+             * @description JSON merge patch (RFC 7396) of the job's spec; null brings a default back
+             */
+            spec?: {
+                [key: string]: unknown;
+            };
+            train?: components["schemas"]["ResumeTrain"] | null;
+            zero?: components["schemas"]["ZeroSpec"] | null;
+        };
+        /**
+         * PreflightView
+         * @description A resume before it is asked for: where it begins, what each rank reads, and whether it fits.
+         * @example {
+         *       "checkpoint": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
+         *       "checkpoint_bytes": 131072,
+         *       "device_memory_bytes": 8589934592,
+         *       "fits": true,
+         *       "from_ranks": 2,
+         *       "from_stage": 2,
+         *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "note": null,
+         *       "passed_over": [],
+         *       "plan": {
+         *         "communication_seconds": null,
+         *         "fits": true,
+         *         "memory": {
+         *           "buckets": 4200000,
+         *           "moments": 21000000,
+         *           "params": 21000000,
+         *           "sums": 10500000
+         *         },
+         *         "paper_bytes": 52500000,
+         *         "paper_traffic_bytes": 21000000,
+         *         "saving": 0.32,
+         *         "stage": 2,
+         *         "total_bytes": 56700000,
+         *         "total_traffic_bytes": 21000000,
+         *         "traffic": {
+         *           "all_gather/parameters": 10500000,
+         *           "all_to_all/gradients": 10500000
+         *         }
+         *       },
+         *       "ranks": 1,
+         *       "read_bytes": [
+         *         131072
+         *       ],
+         *       "resharded": true,
+         *       "stage": 3,
+         *       "step": 100,
+         *       "steps": 300
+         *     }
+         */
+        PreflightView: {
+            /**
+             * Checkpoint
+             * @description id; None: it begins at step 0
+             */
+            checkpoint: string | null;
+            /** Checkpoint Bytes */
+            checkpoint_bytes: number;
+            /**
+             * Device Memory Bytes
+             * @description of one rank's device; None: not known
+             */
+            device_memory_bytes: number | null;
+            /** Fits */
+            fits: boolean;
+            /**
+             * From Ranks
+             * @description that wrote the checkpoint
+             */
+            from_ranks: number | null;
+            /** From Stage */
+            from_stage: number | null;
+            /** Job Id */
+            job_id: string;
+            /**
+             * Note
+             * @description what keeps it from being exact
+             */
+            note?: string | null;
+            /**
+             * Passed Over
+             * @description newer ones that are damaged
+             */
+            passed_over: components["schemas"]["PassedOver"][];
+            /** @description bytes and traffic of the largest rank at this stage */
+            plan: components["schemas"]["StagePlan"];
+            /** Ranks */
+            ranks: number;
+            /**
+             * Read Bytes
+             * @description index: rank; bytes that it reads of the checkpoint
+             */
+            read_bytes: number[];
+            /**
+             * Resharded
+             * @description ranks or stage differ from those that wrote the checkpoint
+             */
+            resharded: boolean;
+            /** Stage */
+            stage: number;
+            /**
+             * Step
+             * @description of the checkpoint
+             */
+            step: number;
+            /**
+             * Steps
+             * @description to train to
+             */
+            steps: number;
         };
         /**
          * Problem
@@ -3652,6 +4099,7 @@ export interface components {
          *         "folder": "step-0000000100-attempt-000001",
          *         "id": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
          *         "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *         "needed_by": [],
          *         "pinned": false,
          *         "problem": null,
          *         "ranks": 2,
@@ -3667,7 +4115,8 @@ export interface components {
          *         ],
          *         "stage": 2,
          *         "status": "verified",
-         *         "step": 100
+         *         "step": 100,
+         *         "verified_at": "2026-11-29T12:01:40Z"
          *       },
          *       "ok": true,
          *       "problems": []
@@ -4369,6 +4818,46 @@ export interface operations {
             };
         };
     };
+    forkJob: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description a repeat with the same body makes no second job */
+                "Idempotency-Key"?: string | null;
+            };
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ForkRequest"] | null;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     killJob: {
         parameters: {
             query?: never;
@@ -4424,6 +4913,39 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["LedgerView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getLineage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LineageView"];
                 };
             };
             /** @description The request cannot be answered; the problem says what to change. */
@@ -4688,6 +5210,43 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["JobPlanView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    preflightJob: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UUIDv7 of a job */
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["PreflightRequest"] | null;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PreflightView"];
                 };
             };
             /** @description The request cannot be answered; the problem says what to change. */
