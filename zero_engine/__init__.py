@@ -25,6 +25,7 @@ _PUBLIC = {
     "StepResult": "engine",
     "ZeroConfig": "config",
     "digest_of": "digest",
+    "initialise": "reset",
     "plan_of": "plan",
 }
 

@@ -26,14 +26,16 @@ from zero_engine.activations import Activations
 from zero_engine.adamw import AdamW, Optimizer
 from zero_engine.agree import Agreement
 from zero_engine.arenas import Arenas
+from zero_engine.beginning import begin, place_of
 from zero_engine.blame import blame
 from zero_engine.buffers import BufferWatch
 from zero_engine.clip import clip_factor, norm_of
 from zero_engine.comm import LedgerReport
 from zero_engine.config import ZeroConfig
-from zero_engine.errors import ConfigError, ModelError, NonFiniteError, PeerError, UsageError
+from zero_engine.errors import ConfigError, NonFiniteError, PeerError, UsageError
+from zero_engine.first_values import Built, FirstValues, Initial
 from zero_engine.flat import layout_of
-from zero_engine.group import begin_equal, comm_between, membership_of
+from zero_engine.group import comm_between, membership_of
 from zero_engine.hooks import ModuleHooks
 from zero_engine.layout import Layout
 from zero_engine.loss_scale import loss_scale_of
@@ -76,19 +78,26 @@ class Engine(Persistent):
         config: ZeroConfig,
         optimizer: Optimizer | None = None,
         group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        initial: Initial | None = None,
     ) -> None:
+        """`device`: where to train; None: where the model stands. A `model` on the meta device starts unit by unit
+        from what a rank with a built one sends, from `initial(name, tensor)`, which writes the first values of one
+        parameter or buffer, or from its modules' `reset_parameters` (as `initialise(model, config.seed)` does).
+        """
         member = membership_of(group)
         self.module = model
         self.optimizer: Optimizer = AdamW() if optimizer is None else optimizer
         self.config = config.resolved(member.ranks)
         self.rank, self.ranks = member.rank, member.ranks
-        self.device = _device_of(model)
+        self.device = place_of(model, member, device)
         self.layout: Layout = layout_of(model, config.units, self.optimizer)
         self.parameters = tuple(model.get_parameter(entry.spec.name) for entry in self.layout.canonical_entries)
         self.comm = comm_between(member, self.device, self.config)
         with self.comm.ledger.on("construction"):
-            begin_equal(self.comm, self.layout, self.parameters, self.config.broadcast)
-            self._build()
+            first = begin(self.comm, self.layout, model, self.parameters, self.config, self.device, initial)
+            self._build(first)
+            first.finish()
             self._agreement = Agreement(self.comm, self.device)
         self.comm.ledger.page = "evaluation"
         self.completed_steps = 0  # steps applied or skipped
@@ -100,7 +109,7 @@ class Engine(Persistent):
         self._farewell: Timer | None = None  # tells waiting ranks that this one has left its loop
         self._start_persistent()
 
-    def _build(self) -> None:
+    def _build(self, first: FirstValues) -> None:
         comm, device = self.comm, self.device
         self._arenas = Arenas(comm, device)
         blueprint = self._blueprint = Blueprint(
@@ -110,7 +119,7 @@ class Engine(Persistent):
         scratch = self._arenas.take("other", sizes.scratch)
         self._mailbox = Mailbox(blueprint, comm, self._arenas)
         setting = Setting(
-            blueprint, comm, self._arenas, self.optimizer, self.parameters, device, scratch, self._mailbox
+            blueprint, comm, self._arenas, self.optimizer, self.parameters, device, scratch, self._mailbox, first
         )
         self._strategy = STRATEGIES[self.config.stage](setting)
         self.master = self._strategy.make_master()
@@ -194,7 +203,7 @@ class Engine(Persistent):
             self._unhook()
             lay_down(self.layout, self.parameters, kept)
             self.layout = layout_of(self.module, self.config.units, self.optimizer)
-            self._build()
+            self._build(Built(self.parameters))
             take_up(self.layout, self.master, kept)
         self._forget_subject()
 
@@ -321,9 +330,11 @@ class Engine(Persistent):
         group: dist.ProcessGroup | None = None,
         step: int | None = None,
         folder: str | None = None,
+        device: torch.device | str | None = None,
+        initial: Initial | None = None,
     ) -> Engine:
         """A new engine with the state of a checkpoint: `restore` says which."""
-        engine = cls(model, config, optimizer, group)
+        engine = cls(model, config, optimizer, group, device, initial)
         engine.restore(store, step, folder)
         return engine
 
@@ -368,10 +379,3 @@ class Engine(Persistent):
         if error is not None and self._hooks.failure.startswith(error):
             error = self._hooks.failure  # the same, with the module's name
         self.comm.close(error)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) > 1:
-        raise ModelError(f"parameters stand on {sorted(map(str, devices))}; move the model to one device first")
-    return devices.pop() if devices else torch.device("cpu")

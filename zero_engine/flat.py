@@ -74,17 +74,15 @@ class Storage:
         start = piece.range.start - self._blueprint.layout.runs[piece.run].start
         return self.run(piece.run)[start : start + len(piece.range)]
 
-    def fill(self, value_of: Callable[[Entry], Tensor]) -> None:
-        """Write every parameter, rounded to its compute dtype, and zeros in the padding."""
-        for run in self._starts:
+    def fill(self, unit: int, value_of: Callable[[Entry], Tensor]) -> None:
+        """Write the parameters of a unit, rounded to their compute dtype, and zeros in the padding."""
+        for run in self._blueprint.layout.units[unit].runs:
             write_values(self._blueprint.layout, run, self._blueprint.layout.runs[run].range, self.run(run), value_of)
 
-    def attach(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Turn the parameters (by number) of these units into views."""
-        for run in self._starts:
-            for entry in self._blueprint.layout.entries_of(self._blueprint.layout.runs[run].unit):
-                if entry.run == run:
-                    parameters[entry.ordinal].data = self.view(entry)
+    def attach(self, unit: int, parameters: Sequence[nn.Parameter]) -> None:
+        """Turn the parameters (by number) of a unit into views."""
+        for entry in self._blueprint.layout.entries_of(unit):
+            parameters[entry.ordinal].data = self.view(entry)
 
     def view(self, entry: Entry) -> Tensor:
         """A parameter in its shape."""

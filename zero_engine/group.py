@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from zero_engine import comm_shm
 from zero_engine.comm import Comm, Gather
 from zero_engine.comm_group import GroupComm
 from zero_engine.config import ZeroConfig
-from zero_engine.digest import tensor_part
 from zero_engine.errors import ConfigError, DivergedError, UsageError
 from zero_engine.layout import Layout, Range
 from zero_engine.wire import Bell, GlooWire, NcclWire, NoWire, meeting_place
@@ -66,19 +64,15 @@ def _messages(member: Membership, device: torch.device) -> GroupComm:
     return GroupComm(wire, member.rank, member.ranks, device, Bell(store))
 
 
-def begin_equal(comm: Comm, layout: Layout, parameters: Sequence[nn.Parameter], broadcast: bool) -> None:
-    """Compare the initial weights of all ranks, or send rank 0's. Raises DivergedError naming the first difference."""
-    entries = layout.canonical_entries
-    if broadcast:
-        _broadcast(comm, parameters)
-    own = [int(layout.fingerprint[:12], 16)]
-    own += [tensor_part("initial", e.ordinal, 0, parameters[e.ordinal].detach().reshape(-1)) for e in entries]
-    signed = torch.tensor([value - (1 << 64) if value >= 1 << 63 else value for value in own], dtype=torch.int64)
-    rows = _tell_all(comm, signed.to(parameters[0].device) if parameters else signed)
-    if any(not torch.equal(row[:1], rows[0][:1]) for row in rows):
-        raise DivergedError("the ranks built different models: names, shapes, dtypes, groups or units differ")
+def require_equal(comm: Comm, layout: Layout, parts: Sequence[int], device: torch.device) -> None:
+    """Compare a 64-bit number per parameter (by number) over all ranks; collective.
+
+    Raises DivergedError naming the first difference.
+    """
+    signed = torch.tensor([part - (1 << 64) if part >= 1 << 63 else part for part in parts], dtype=torch.int64)
+    rows = tell_all(comm, signed.to(device))
     for rank, row in enumerate(rows):
-        for entry, same in zip(entries, (row[1:] == rows[0][1:]).tolist(), strict=True):
+        for entry, same in zip(layout.canonical_entries, (row == rows[0]).tolist(), strict=True):
             if not same:
                 raise DivergedError(
                     f"parameter '{entry.spec.name}' differs between rank 0 and rank {rank} before the first step; "
@@ -86,7 +80,7 @@ def begin_equal(comm: Comm, layout: Layout, parameters: Sequence[nn.Parameter], 
                 )
 
 
-def _tell_all(comm: Comm, values: torch.Tensor) -> list[torch.Tensor]:
+def tell_all(comm: Comm, values: torch.Tensor) -> list[torch.Tensor]:
     """Everybody's `values` (1-D int64, equal lengths), rank by rank."""
     size = 8 * values.numel()
     buffer = comm.allocate("tell", [size] * comm.ranks)
@@ -100,24 +94,8 @@ def _tell_all(comm: Comm, values: torch.Tensor) -> list[torch.Tensor]:
     return [target[place.start : place.stop].view(torch.int64).cpu() for place in places]
 
 
-def _broadcast(comm: Comm, parameters: Sequence[nn.Parameter]) -> None:
-    for parameter in parameters:
-        data = parameter.data.contiguous()
-        size = data.numel() * data.element_size()
-        sources = (Range(0, size), *[Range(0, 0)] * (comm.ranks - 1))
-        buffer = comm.allocate("broadcast", [len(part) for part in sources])
-        if comm.rank == 0:
-            buffer.local.copy_(data.reshape(-1).view(torch.uint8))
-        target = torch.empty(size, dtype=torch.uint8, device=data.device)
-        comm.publish(buffer, "broadcast")
-        comm.gather(buffer, Gather(sources, sources, "broadcast"), target, "broadcast")
-        comm.release(buffer)
-        comm.reclaim(buffer)
-        parameter.data.copy_(target.view(data.dtype).view(data.shape))
-
-
 def sum_of_all(comm: Comm, value: int, device: torch.device) -> int:
     """The sum over ranks of an unsigned 64-bit number, modulo 2^64."""
     signed = value - (1 << 64) if value >= 1 << 63 else value
-    rows = _tell_all(comm, torch.tensor([signed], dtype=torch.int64, device=device))
+    rows = tell_all(comm, torch.tensor([signed], dtype=torch.int64, device=device))
     return sum(int(row.item()) for row in rows) % (1 << 64)

@@ -59,9 +59,9 @@ class Master:
             self._weights[piece] = memory[start : start + len(piece.range)]
             start += len(piece.range)
 
-    def fill(self, value_of: Callable[[Entry], Tensor]) -> None:
-        """Take masters from `value_of` (each parameter as the model was built), before anything is rounded."""
-        for piece in self.pieces:
+    def fill(self, unit: int, value_of: Callable[[Entry], Tensor]) -> None:
+        """Take a unit's masters from `value_of` (each parameter's first values), before anything is rounded."""
+        for piece in (piece for piece in self.pieces if piece.unit == unit):
             if self._blueprint.has_master(piece.run):
                 write_values(self._blueprint.layout, piece.run, piece.range, self._weights[piece], value_of)
 

@@ -16,6 +16,7 @@ from torch import nn
 from zero_engine.errors import UsageError
 
 _FACTS = "shape dtype device requires_grad grad is_leaf layout ndim is_sparse is_quantized is_meta grad_fn itemsize"
+_FACTS += " _version"
 _CALLS = "size numel dim element_size is_floating_point is_complex requires_grad_ __len__ __hash__ register_hook"
 _KEEP_WORKING: set[Any] = {
     *(getattr(torch.Tensor, name).__get__ for name in (*_FACTS.split(), "nbytes", "is_cuda", "_backward_hooks")),

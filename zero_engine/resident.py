@@ -22,11 +22,17 @@ class Resident:
         """Move all weights into `data` (1-D uint8) and keep masters and moments of `pieces`."""
         setting = self._setting
         self._weights = Storage(setting.blueprint, range(len(setting.blueprint.layout.units)), data)
-        self._weights.fill(setting.initial)
         master = Master(setting.blueprint, pieces, self._weights.piece, setting.state_home(), setting.optimizer)
-        master.fill(setting.initial)
-        self._weights.attach(setting.parameters)
+        for unit in setting.blueprint.layout.units:
+            self._take_unit(unit.index, master)
         return master
+
+    def _take_unit(self, unit: int, master: Master) -> None:
+        """One unit's first values; what they were taken from is free before the next."""
+        values = self._setting.first.of(unit)
+        self._weights.fill(unit, values)
+        master.fill(unit, values)
+        self._weights.attach(unit, self._setting.parameters)
 
     def frozen_weights(self) -> Iterator[tuple[Piece, Tensor]]:
         for piece in self._setting.blueprint.layout.pieces(0, 1):

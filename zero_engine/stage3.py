@@ -35,29 +35,31 @@ class ShardedParameters(ShardedGradients):
             "parameters", "shards", setting.sizes_of_all(lambda sizes: sizes.parameters)
         )
         self._pieces = layout.pieces(setting.rank, setting.blueprint.ranks)
-        for piece in self._pieces:
-            write_values(layout, piece.run, piece.range, self._own(piece), setting.initial)
         master = Master(setting.blueprint, self._pieces, self._own, setting.state_home(), setting.optimizer)
-        master.fill(setting.initial)
         self._make_slots()
+        for unit in layout.units:
+            self._take_unit(unit.index, master)
         setting.comm.publish(self._shards, "weights")
         self._gather(0)
         return master
 
+    def _take_unit(self, unit: int, master: Master) -> None:
+        """Keep the own part of a unit's first values; its parameters become views into its slot for ever."""
+        setting, values = self._setting, self._setting.first.of(unit)
+        for piece in (piece for piece in self._pieces if piece.unit == unit):
+            write_values(setting.blueprint.layout, piece.run, piece.range, self._own(piece), values)
+        master.fill(unit, values)
+        Storage(setting.blueprint, range(unit, unit + 1), self._targets[unit]).attach(unit, setting.parameters)
+        if unit:
+            release(self._parameters_of(unit))
+
     def _make_slots(self) -> None:
-        """Slots, with every parameter a view into its slot for ever."""
         setting, sizes, units = self._setting, self._setting.sizes, self._setting.blueprint.layout.units
         root = setting.arenas.take("slots", sizes.root_slot)
         self._slots = [setting.arenas.take("slots", sizes.slot) for _ in range(sizes.num_slots)]
         self._table, self._inside = SlotTable(), list[int]()
         self._targets = [root, *(self._slots[slot_of(unit.index)] for unit in units[1:])]
         self._gathers = [self._gather_of(unit.index) for unit in units]
-        for unit in units:
-            Storage(setting.blueprint, range(unit.index, unit.index + 1), self._targets[unit.index]).attach(
-                setting.parameters
-            )
-        for unit in units[1:]:
-            release(self._parameters_of(unit.index))
 
     def before_forward(self, unit: int) -> None:
         self._enter(unit)

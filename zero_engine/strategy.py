@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from zero_engine.adamw import Optimizer
 from zero_engine.arenas import Arenas
 from zero_engine.comm import Comm
+from zero_engine.first_values import FirstValues
 from zero_engine.fold import Round
-from zero_engine.layout import Entry, Piece, Range
+from zero_engine.layout import Piece, Range
 from zero_engine.mail import Mailbox
 from zero_engine.master import Master
 from zero_engine.plan import Blueprint, Sizes
@@ -39,6 +40,7 @@ class Setting:
     device: torch.device
     scratch: Tensor  # 1-D uint8, 16 bytes per element of a stride
     mailbox: Mailbox
+    first: FirstValues
 
     @property
     def rank(self) -> int:
@@ -63,10 +65,6 @@ class Setting:
     def name_of(self, ordinal: int) -> str:
         """A parameter's name, by its number."""
         return self.blueprint.layout.canonical_entries[ordinal].spec.name
-
-    def initial(self, entry: Entry) -> Tensor:
-        """A parameter as the model was built."""
-        return self.parameters[entry.ordinal]
 
 
 @dataclass(frozen=True)

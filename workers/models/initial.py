@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 GPT_DEVIATION = 0.02
+
+Values = Callable[[str, Tensor], None]  # writes the first values of one parameter, by its name
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
@@ -20,10 +23,10 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-@torch.no_grad()
-def initialise_gpt(model: nn.Module, seed: int, layers: int) -> None:
+def gpt_values(seed: int, layers: int) -> Values:
     """GPT-2's: normal weights, those that write to the residual stream times 1 / sqrt(2 layers); norms 1, biases 0."""
-    for name, parameter in model.named_parameters():
+
+    def write(name: str, parameter: Tensor) -> None:
         if name.endswith("bias"):
             parameter.zero_()
         elif _is_norm(name):
@@ -32,15 +35,35 @@ def initialise_gpt(model: nn.Module, seed: int, layers: int) -> None:
             scale = 1 / math.sqrt(2 * layers) if name.endswith("c_proj.weight") else 1.0
             _normal(parameter, seed, name, GPT_DEVIATION * scale)
 
+    return write
 
-@torch.no_grad()
-def initialise_mlp(model: nn.Module, seed: int) -> None:
+
+def mlp_values(seed: int) -> Values:
     """He et al. 2015: weights of variance 2 / inputs, biases zero."""
-    for name, parameter in model.named_parameters():
+
+    def write(name: str, parameter: Tensor) -> None:
         if name.endswith("bias"):
             parameter.zero_()
         else:
             _normal(parameter, seed, name, math.sqrt(2 / parameter.shape[1]))
+
+    return write
+
+
+def initialise_gpt(model: nn.Module, seed: int, layers: int) -> None:
+    """Every parameter of a built GPT."""
+    _initialise(model, gpt_values(seed, layers))
+
+
+def initialise_mlp(model: nn.Module, seed: int) -> None:
+    """Every parameter of a built MLP."""
+    _initialise(model, mlp_values(seed))
+
+
+@torch.no_grad()
+def _initialise(model: nn.Module, values: Values) -> None:
+    for name, parameter in model.named_parameters():
+        values(name, parameter)
 
 
 def _is_norm(name: str) -> bool:

@@ -1,0 +1,297 @@
+"""Models on the meta device: they start in shards, unit by unit, with the bits of their twins that were built."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.distributed.engine_cases import VOCABULARY, Tied, adamw, built, train
+from tests.distributed.rank_pool import Pool, Rank
+from workers.models.gpt import Gpt
+from workers.models.initial import gpt_values, initialise_gpt
+from zero_engine import SGD, Engine, ZeroConfig, initialise
+from zero_engine.arenas import Arenas
+from zero_engine.errors import EngineError, ModelError
+
+NUMBERS = {"micro_batches": 6, "chunk": 2, "gradient_clipping": 0.5}
+GPT = {"vocabulary": VOCABULARY, "layers": 3, "hidden": 16, "heads": 2, "context": 8, "dropout": 0.1, "tied": True}
+
+
+class Scaled(nn.Module):
+    """A module of the user's own: a parameter and two buffers that `reset_parameters` writes, one of integers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(width))
+        self.register_buffer("phase", torch.empty(width))
+        self.register_buffer("order", torch.empty(width, dtype=torch.int64), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.gain, 1.0, 0.1)
+        with torch.no_grad():
+            self.phase.copy_(torch.linspace(0, 1, len(self.phase)))
+            self.order.copy_(torch.arange(len(self.order)).flip(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., self.order] * self.gain + self.phase.to(x.dtype)
+
+
+class Whole(Tied):
+    """Tied across the root, odd sizes, dropout, a frozen parameter, buffers."""
+
+    def __init__(self) -> None:
+        super().__init__(width=16, depth=3, dropout=0.1)
+        self.blocks[1].norm.requires_grad_(False)
+        self.scaled = Scaled(16)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.scaled(self.tokens(ids))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Rotary(nn.Module):
+    """Nothing here has `reset_parameters`: loose parameters, and a buffer that the constructor computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.randn(VOCABULARY, 16))
+        self.layers = nn.ModuleList(Turned(16) for _ in range(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens[ids]
+        for layer in self.layers:
+            x = layer(x)
+        return x @ self.tokens.T
+
+
+class Turned(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width) / math.sqrt(width))
+        self.register_buffer("angle", torch.arange(float(width)).cos())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.tanh(x @ self.weight) * self.angle + x
+        return y
+
+
+def on_meta(model: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        return model()
+
+
+def gpt() -> nn.Module:
+    return Gpt(**GPT)  # type: ignore[arg-type]
+
+
+def _reset_digest(rank: Rank, config: ZeroConfig, meta: bool) -> Any:
+    Arenas.fresh_byte = 0xFF
+    try:
+        model = on_meta(Whole) if meta else initialise(built(Whole), config.seed)
+        engine = Engine(model, config, adamw(), rank.group)
+        first = engine.digest()
+        losses = [result.loss for result in train(engine, 2)]
+        assert model.head.weight is model.tokens.weight
+        answer = (first, engine.digest(), losses, engine.memory() == engine.plan.memory[rank.rank])
+        engine.close()
+    finally:
+        Arenas.fresh_byte = 0
+    return answer
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_model_on_the_meta_device_starts_and_trains_as_its_built_twin(pool: Pool, stage: int) -> None:
+    """Property: the same digests before and after training at every stage and rank count, ties and buffers included."""
+    for precision in ("fp32", "bf16"):
+        config = ZeroConfig(stage, precision=precision, seed=5, **NUMBERS)
+        (wanted,) = pool.run(1, _reset_digest, config, False)
+        assert wanted[3]
+        for ranks in range(1, 5) if precision == "fp32" else (2,):
+            assert pool.run(ranks, _reset_digest, config, True) == [wanted] * ranks
+
+
+def _gpt_digest(rank: Rank, config: ZeroConfig, meta: bool) -> tuple[str, str]:
+    if meta:
+        engine = Engine(on_meta(gpt), config, adamw(), rank.group, initial=gpt_values(7, 3))
+    else:
+        model = gpt()
+        initialise_gpt(model, 7, 3)
+        engine = Engine(model, config, adamw(), rank.group)
+    first = engine.digest()
+    train(engine, 2)
+    digests = (first, engine.digest())
+    engine.close()
+    return digests
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_our_models_have_the_bits_of_the_eager_build(pool: Pool, stage: int) -> None:
+    """Property: a GPT made by parameter name in shards equals the GPT that is built whole."""
+    config = ZeroConfig(stage, **NUMBERS)
+    (wanted,) = pool.run(1, _gpt_digest, config, False)
+    for ranks in (1, 4):
+        assert pool.run(ranks, _gpt_digest, config, True) == [wanted] * ranks
+
+
+def _sent_digest(rank: Rank, config: ZeroConfig, who_builds: tuple[int, ...] | None) -> tuple[str, str, list[float]]:
+    builds = who_builds is None or rank.rank in who_builds
+    model = built(Rotary) if builds else on_meta(Rotary)
+    engine = Engine(model, config, adamw(), rank.group)
+    first = engine.digest()
+    train(engine, 2)
+    angles = [float(layer.angle.sum()) for layer in model.layers]
+    digests = (first, engine.digest(), angles)
+    engine.close()
+    return digests
+
+
+@pytest.mark.parametrize("transport", ["shared", "group"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_rank_builds_and_the_others_are_sent_their_shards(pool: Pool, stage: int, transport: str) -> None:
+    """Property: where modules cannot reset themselves, one built model is enough, whichever rank has it."""
+    config = ZeroConfig(stage, transport=transport, **NUMBERS)
+    for ranks, who_builds in ((2, (0,)), (3, (1,)), (4, (0, 2))):
+        wanted = pool.run(ranks, _sent_digest, config, None)
+        assert pool.run(ranks, _sent_digest, config, who_builds) == wanted
+        assert len({digest for digest, *_ in wanted}) == 1
+
+
+class Forgetful(nn.Module):
+    """`reset_parameters` leaves the bias and half of the weight as they were built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.zeros(4))
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.weight[:2].normal_()
+
+
+class WrittenAgain(nn.Module):
+    """A constructor that starts a child in a way of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        nn.init.normal_(self.inner.weight, std=0.02)
+
+
+class Stray(nn.Module):
+    """A tensor that no state dict knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.tables = [torch.arange(4.0)]
+
+
+class Half(nn.Module):
+    """One parameter built on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4, device="cpu"))
+
+
+class ResetsItsChild(nn.Module):
+    """`reset_parameters` reaches into another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
+        nn.init.zeros_(self.inner.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Rotary, r"'layers.0' \(Turned\) owns .*'layers.0.weight' and has no reset_parameters.*rank 0 alone"),
+        (lambda: nn.Sequential(nn.Linear(2, 2), Forgetful()), r"'1' \(Forgetful\) owns '1.weight', '1.bias' and has"),
+        (WrittenAgain, r"'inner.weight' was written 2 times .* reset_parameters writes it 1 times"),
+        (Stray, r"attribute 'tables' of module 'the model itself' is a tensor on the meta device"),
+        (Half, r"parameter 'inner.weight' is on the meta device and others are not"),
+        (ResetsItsChild, r"\(ResetsItsChild\) owns 'scale' and has a reset_parameters that writes to other modules"),
+    ],
+)
+def test_what_cannot_start_from_the_meta_device_is_refused_by_name(model: Callable[[], nn.Module], words: str) -> None:
+    """Property: never a silent other start; the text names the parameter, buffer or module and what to do."""
+    with pytest.raises(ModelError, match=words):
+        Engine(on_meta(model), ZeroConfig(), adamw())
+
+
+def test_reset_leaves_the_generator_and_the_model_as_they_were() -> None:
+    """Property: making first values draws from no generator of the caller's, and a refusal changes nothing."""
+    torch.manual_seed(3)
+    model, other = nn.Sequential(nn.Linear(3, 3), Forgetful()), torch.random.get_rng_state()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ModelError):
+        initialise(model[1], 1)
+    assert torch.equal(torch.random.get_rng_state(), other)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def _rank_zero_differs(rank: Rank, config: ZeroConfig) -> str:
+    model = on_meta(lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+    try:
+        Engine(model, config, adamw(), rank.group, initial=lambda name, out: out.fill_(rank.rank * ("1.b" in name)))
+    except EngineError as error:
+        return f"{type(error).__name__}: {error}"
+    return "began"
+
+
+def test_ranks_that_make_different_values_are_told_which(pool: Pool) -> None:
+    """Property: what ranks make by themselves is compared, parameter by parameter."""
+    for said in pool.run(2, _rank_zero_differs, ZeroConfig(3, micro_batches=2)):
+        assert said.startswith("DivergedError") and "'1.bias' differs between rank 0 and rank 1" in said
+
+
+UNIT_BYTES = 4 << 20  # of the model below, fp32
+
+
+def _extra(rank: Rank, config: ZeroConfig, how: str) -> int:
+    """Bytes that construction took at its peak beyond what the engine owns afterwards, in this process."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(12)))
+
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the high water mark starts again here
+    before = _status("VmHWM")
+    real = how == "built" or (how == "sent" and rank.rank == 0)
+    engine = Engine(built(model) if real else on_meta(model), config, SGD(), rank.group)
+    extra = _status("VmHWM") - before - sum(engine.memory().values())
+    engine.close()
+    return extra
+
+
+def _status(key: str) -> int:
+    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def test_construction_takes_at_most_one_unit_more_than_the_engine_keeps(pool: Pool) -> None:
+    """Property: no rank holds the model; the process's high water mark over what it had and what the engine owns."""
+    config = ZeroConfig(3, micro_batches=2, transport="group")
+    most = UNIT_BYTES + UNIT_BYTES // 2
+    pool.run(2, _extra, config, "meta")  # code and caches of a first run are not the model's
+    assert max(pool.run(2, _extra, config, "meta")) < most
+    assert pool.run(2, _extra, config, "sent")[1] < most
+    assert min(pool.run(2, _extra, config, "built")) > 2 * UNIT_BYTES
