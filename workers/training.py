@@ -105,7 +105,7 @@ class Training:
             completed += 1
             self.reporter.step = completed
             last = completed == self.train.steps
-            stops = result.flag == Word.STOP and not last
+            stops = (result.flag == Word.STOP or completed == self.order.until) and not last
             eval_loss = self._evaluated() if self.evaluates and self._is_due(completed, self.train.eval.every) else None
             self._report(completed, result, rate, seconds, eval_loss, always=last or stops)
             self._save(completed, Word(result.flag), eval_loss, must=last or stops)

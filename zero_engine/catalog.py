@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from zero_engine.manifest import CheckpointError, Manifest, Shard, checksum_of, parse_folder
-from zero_engine.shard import MANIFEST, read_blob, read_blocks, read_range
+from zero_engine.manifest import CheckpointError, Manifest, Segment, Shard, checksum_of, parse_folder
+from zero_engine.shard import MANIFEST, DamagedBlob, damaged_blocks, read_blob, read_range
 from zero_engine.store import NotFound, Store
 
 TOMBSTONE = "deleted"
@@ -27,16 +27,36 @@ class CheckpointName:
 
 
 @dataclass(frozen=True)
+class Damage:
+    """One thing that is not as it was written."""
+
+    problem: str  # a sentence that names the file
+    rank: int | None = None  # whose shard; None: the manifest
+    kind: str = ""  # of the damaged blocks, or the damaged buffer's name
+    blocks: tuple[int, ...] = ()  # their numbers in the flat space of the layout
+
+
+@dataclass(frozen=True)
 class Verification:
     """What a whole reading of a checkpoint found."""
 
     folder: str
-    problems: tuple[str, ...]  # empty: every byte is as it was written
+    damage: tuple[Damage, ...]  # empty: every byte is as it was written
     bytes_read: int
 
     @property
     def ok(self) -> bool:
-        return not self.problems
+        return not self.damage
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A sentence for each damage."""
+        return tuple(item.problem for item in self.damage)
+
+    @property
+    def bad_ranks(self) -> tuple[int, ...]:
+        """Ranks whose shard is damaged or missing."""
+        return tuple(sorted({item.rank for item in self.damage if item.rank is not None}))
 
 
 def list_checkpoints(store: Store) -> tuple[CheckpointName, ...]:
@@ -69,21 +89,22 @@ def read_manifest(store: Store, folder: str) -> Manifest:
 def verify(store: Store, folder: str, progress: Callable[[int], None] | None = None) -> Verification:
     """Read every byte of a checkpoint and compare. Never raises for damage; raises StoreAway when the store is away.
 
-    `progress` is told the bytes of each piece as it is read.
+    A damaged block does not end the reading: the result lists every rank and block that is bad. `progress` is told the
+    bytes of each piece as it is read.
     """
     try:
         manifest = read_manifest(store, folder)
     except CheckpointError as error:
-        return Verification(folder, (str(error),), 0)
-    tell, problems, done = progress or (lambda count: None), list[str](), 0
+        return Verification(folder, (Damage(str(error)),), 0)
+    tell, found, done = progress or (lambda count: None), list[Damage](), 0
     for shard in manifest.shards:
         try:
-            for count in _verify_shard(store, folder, shard):
+            for count in _verify_shard(store, folder, shard, found):
                 done += count
                 tell(count)
-        except CheckpointError as error:
-            problems.append(str(error))
-    return Verification(folder, tuple(problems), done)
+        except CheckpointError as error:  # it cannot be read on
+            found.append(Damage(str(error), shard.rank))
+    return Verification(folder, tuple(found), done)
 
 
 def delete(store: Store, folder: str) -> None:
@@ -134,25 +155,39 @@ def _exists(store: Store, key: str) -> bool:
     return True
 
 
-def _verify_shard(store: Store, folder: str, shard: Shard) -> Iterator[int]:
-    """Bytes of each part as it is read. Raises CheckpointError at the first damage."""
+def _verify_shard(store: Store, folder: str, shard: Shard, found: list[Damage]) -> Iterator[int]:
+    """Bytes of each part as it is read, damage added to `found`. Raises CheckpointError when it cannot be read."""
+    where = f"{shard.file} of {folder}"
     try:
         size = store.size(f"{folder}/{shard.file}")
     except NotFound as error:
-        raise CheckpointError(f"{shard.file} of {folder} is missing") from error
+        raise CheckpointError(f"{where} is missing") from error
     if size != shard.file_bytes:
-        raise CheckpointError(f"{shard.file} of {folder} has {size} bytes; {shard.file_bytes} were written")
+        raise CheckpointError(f"{where} has {size} bytes; {shard.file_bytes} were written")
     header = bytearray(shard.header_bytes)
     read_range(store, folder, shard, 0, memoryview(header))
     if checksum_of(memoryview(header)) != shard.header_checksum:
-        raise CheckpointError(f"{shard.file} of {folder}: the checksum of its header does not match")
+        found.append(Damage(f"{where}: the checksum of its header does not match", shard.rank))
     yield len(header)
     for segment in shard.segments:
-        step = max(1, store.read_bytes // segment.block_bytes)
-        buffer = memoryview(bytearray(step * segment.block_bytes))
-        for first in range(0, segment.count, step):
-            count = min(step, segment.count - first)
-            read_blocks(store, folder, shard, segment, first, count, buffer[: count * segment.block_bytes])
-            yield count * segment.block_bytes
+        yield from _verify_segment(store, folder, shard, segment, found)
     for blob in shard.blobs:
-        yield len(read_blob(store, folder, shard, blob))
+        try:
+            yield len(read_blob(store, folder, shard, blob))
+        except DamagedBlob as error:
+            found.append(Damage(str(error), shard.rank, blob.name))
+
+
+def _verify_segment(store: Store, folder: str, shard: Shard, segment: Segment, found: list[Damage]) -> Iterator[int]:
+    step = max(1, store.read_bytes // segment.block_bytes)
+    buffer = memoryview(bytearray(min(step, segment.count) * segment.block_bytes))
+    bad = list[int]()
+    for first in range(0, segment.count, step):
+        part = buffer[: min(step, segment.count - first) * segment.block_bytes]
+        read_range(store, folder, shard, segment.offset + first * segment.block_bytes, part)
+        bad += damaged_blocks(part, segment, first)
+        yield len(part)
+    if bad:
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        problem = f"{shard.file} of {folder}: the checksum of {segment.kind} block {bad[0]}{more} does not match"
+        found.append(Damage(problem, shard.rank, segment.kind, tuple(bad)))

@@ -35,6 +35,10 @@ POLL_SECONDS = 0.02  # between looks for records that are not there yet
 RECORD_FORMAT, RECORD_VERSION = "shardyard-shard", 1
 
 
+class DamagedBlob(CheckpointError):
+    """A named tensor is not as it was written."""
+
+
 @dataclass(frozen=True)
 class Source:
     """Blocks in memory: `data` holds whole blocks of one kind, from block `first` on."""
@@ -143,6 +147,20 @@ def read_blocks(
         done += len(piece)
 
 
+def damaged_blocks(data: memoryview, segment: Segment, first: int) -> list[int]:
+    """Numbers of the blocks whose checksum differs; `data` holds whole blocks from block `first` of the segment on.
+
+    All checksums are compared at once; blocks are looked at one by one only when they differ.
+    """
+    expected = segment.checksums[first * CHECKSUM_BYTES :][: len(data) // segment.block_bytes * CHECKSUM_BYTES]
+    actual = block_checksums(data, segment.block_bytes)
+    if actual == expected:
+        return []
+    places = range(0, len(actual), CHECKSUM_BYTES)
+    differ = [place for place in places if actual[place:][:CHECKSUM_BYTES] != expected[place:][:CHECKSUM_BYTES]]
+    return [segment.first + first + place // CHECKSUM_BYTES for place in differ]
+
+
 def read_range(store: Store, folder: str, shard: Shard, offset: int, target: memoryview) -> None:
     """Fill `target` from a shard's file. A store that is away stays a StoreAway; anything else is a CheckpointError."""
     try:
@@ -158,7 +176,7 @@ def read_blob(store: Store, folder: str, shard: Shard, blob: Blob) -> bytearray:
     data = bytearray(blob.num_bytes)
     read_range(store, folder, shard, blob.offset, memoryview(data))
     if checksum_of(memoryview(data)) != blob.checksum:
-        raise CheckpointError(f"{shard.file} of {folder}: the checksum of {blob.name} does not match")
+        raise DamagedBlob(f"{shard.file} of {folder}: the checksum of {blob.name} does not match")
     return data
 
 
@@ -249,15 +267,9 @@ def _new_records(store: Store, folder: str, missing: Sequence[int], ticket: str)
 
 
 def _verify(data: memoryview, segment: Segment, first: int, where: str) -> None:
-    """Compare whole pieces at once; look for the block only when they differ."""
-    expected = segment.checksums[first * CHECKSUM_BYTES :][: len(data) // segment.block_bytes * CHECKSUM_BYTES]
-    actual = block_checksums(data, segment.block_bytes)
-    if actual == expected:
-        return
-    for place in range(0, len(actual), CHECKSUM_BYTES):
-        if actual[place : place + CHECKSUM_BYTES] != expected[place : place + CHECKSUM_BYTES]:
-            block = segment.first + first + place // CHECKSUM_BYTES
-            raise CheckpointError(f"{where}: the checksum of {segment.kind} block {block} does not match")
+    bad = damaged_blocks(data, segment, first)
+    if bad:
+        raise CheckpointError(f"{where}: the checksum of {segment.kind} block {bad[0]} does not match")
 
 
 def _pieces(data: memoryview, block_bytes: int, piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:

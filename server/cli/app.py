@@ -11,7 +11,15 @@ from typing import Annotated
 
 import typer
 
-from server.cli import checkpoint_commands, doctor_command, jobs_commands, plan_command, run_command, service_commands
+from server.cli import (
+    checkpoint_commands,
+    doctor_command,
+    jobs_commands,
+    plan_command,
+    run_command,
+    service_commands,
+    verify_commands,
+)
 from server.cli.connection import connected
 from server.cli.errors import CommandError
 
@@ -69,6 +77,8 @@ for command in _SERVER_COMMANDS:
     app.command(rich_help_panel=_SERVER)(command)
 for command in _JOB_COMMANDS:
     app.command(rich_help_panel=_JOBS)(connected(command))
+for prove in (verify_commands.verify, verify_commands.verify_resume):
+    app.command(rich_help_panel=_JOBS)(prove)
 app.command(rich_help_panel=_HERE)(plan_command.plan)
 app.command(
     rich_help_panel=_HERE,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,6 +77,13 @@ def _is_named(job: Json, named: str) -> bool:
     return bool(by_id or job["name"] == named)
 
 
+@contextmanager
+def session_with(server: str | None, token: str | None, data_dir: Path | None, as_json: bool) -> Iterator[Session]:
+    """A session by the options of `connected`, for a command that needs a server only sometimes."""
+    with Client(find_server(server, token, data_folder(data_dir))) as client:
+        yield Session(client, Output(as_json))
+
+
 def connected(command: Callable[..., None]) -> Callable[..., None]:
     """Turn `command(session, ...)` into a command with the options above; the session is closed after it."""
     signature = inspect.signature(command, eval_str=True)
@@ -92,10 +100,9 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_session(**given: Any) -> None:
-        server, token, folder = given.pop("server"), given.pop("token"), data_folder(given.pop("data_dir"))
-        output = Output(given.pop("as_json"))
-        with Client(find_server(server, token, folder)) as client:
-            command(Session(client, output), **given)
+        options = [given.pop(name) for name in ("server", "token", "data_dir", "as_json")]
+        with session_with(*options) as session:
+            command(session, **given)
 
     with_session.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
     with_session.__annotations__ = {p.name: p.annotation for p in [*own, *added]}

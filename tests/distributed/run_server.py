@@ -1,4 +1,6 @@
-"""Runs `workers.local.main` in forks of one process that has torch imported: a run then costs its work, not the import.
+"""Runs `workers.local` and `workers.verify_resume` in forks of one process that has torch imported.
+
+A run then costs its work, not the import.
 
 Reads requests from standard input, one JSON list of arguments a line, with the file to write to; answers with the exit
 code, one line each. `python -m tests.distributed.run_server`.
@@ -11,7 +13,9 @@ import os
 import sys
 
 import workers.rank  # noqa: F401  (torch, once)
-from workers.local import main
+from workers import local, verify_resume
+
+PROGRAMS = {"run": local.main, "verify-resume": verify_resume.main}
 
 
 def serve() -> None:
@@ -37,7 +41,7 @@ def become(request: dict[str, str | list[str]]) -> None:
             opened = os.open(path, flags | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(opened, descriptor)
             os.close(opened)
-        code = main(list(request["arguments"]))
+        code = PROGRAMS[str(request["program"])](list(request["arguments"]))
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
     finally:

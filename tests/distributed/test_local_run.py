@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,17 +66,23 @@ def server() -> Iterator[None]:
 SERVER: list[subprocess.Popen[str]] = []
 
 
-def run(file: Path, *options: str) -> Run:
+def asked(program: str, file: Path, *options: str) -> tuple[int, list[dict[str, Any]], str]:
+    """Exit code, JSON lines and standard error of a program."""
     (process,) = SERVER
     assert process.stdin is not None and process.stdout is not None
     output, errors = file.parent / "output", file.parent / "errors"
-    request = {"arguments": arguments(file, "--json", *options)[3:], "output": str(output), "errors": str(errors)}
+    words = arguments(file, "--json", *options)[3:]
+    request = {"program": program, "arguments": words, "output": str(output), "errors": str(errors)}
     process.stdin.write(json.dumps(request) + "\n")
     process.stdin.flush()
     code = int(process.stdout.readline())
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    return code, [json.loads(line) for line in output.read_text().splitlines()], errors.read_text()
+
+
+def run(file: Path, *options: str) -> Run:
+    code, lines, errors = asked("run", file, *options)
     summary = lines.pop()["summary"] if lines and "summary" in lines[-1] else {}
-    return Run(code, lines, summary, errors.read_text())
+    return Run(code, lines, summary, errors)
 
 
 @pytest.fixture
@@ -364,3 +372,64 @@ def test_a_skipped_step_holds_the_learning_rate_back(gpt: Path) -> None:
     rates = [line["lr"] for line in found.steps]
     skipped = [line["step"] for line in found.steps if line["loss"] == "NaN"]
     assert skipped == [2] and rates == pytest.approx([3e-5, 6e-5, 6e-5, 9e-5])
+
+
+def verified(file: Path, store: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    """What making steps again found."""
+    code, lines, errors = asked("verify-resume", file, "--checkpoints", str(store), *options)
+    return code, lines[0] if lines else {}, errors
+
+
+def recorded_in(file: Path, steps: list[dict[str, Any]]) -> tuple[str, str]:
+    """What a run said of each step, as the server hands it out."""
+    values = {line["step"]: {"loss": line["loss"], "grad_norm": line["grad_norm"]} for line in steps}
+    (file.parent / "recorded.json").write_text(json.dumps(values))
+    return "--recorded", str(file.parent / "recorded.json")
+
+
+def test_steps_made_again_are_the_same_run(mlp: Path) -> None:
+    """Property: from the checkpoint before the last, on any ranks, every number and every block is as it was."""
+    store = mlp.parent / "checkpoints"
+    whole = run(mlp, "--checkpoints", str(store))
+    before = sorted(path for path in store.rglob("*"))
+    code, found, errors = verified(mlp, store, *recorded_in(mlp, whole.steps), "--set", "resources.ranks=3")
+    assert code == 0 and found["verdict"] == "bit-exact", errors
+    assert (found["first_step"], found["last_step"], found["compared_steps"]) == (5, 6, 2)
+    assert [folder[:15] for folder in found["compared_checkpoints"]] == ["step-0000000006"]
+    assert sorted(path for path in store.rglob("*")) == before, "nothing of the job was touched"
+    code, found, _ = verified(mlp, store, "--steps", "1", *recorded_in(mlp, whole.steps))
+    assert code == 0 and (found["compared_steps"], found["compared_checkpoints"]) == (1, [])
+
+
+def test_the_first_step_and_the_tensor_that_differ_are_named(mlp: Path) -> None:
+    """Property: a loss one bit off names its step; a checkpoint of another run names its step and parameters."""
+    store, other = mlp.parent / "checkpoints", mlp.parent / "other"
+    whole = run(mlp, "--checkpoints", str(store))
+    lines = [
+        {**line, "loss": math.nextafter(line["loss"], 9) if line["step"] == 5 else line["loss"]} for line in whole.steps
+    ]
+    code, found, _ = verified(mlp, store, *recorded_in(mlp, lines))
+    assert code == 1 and (found["verdict"], found["differs_at"], found["differs_in"]) == ("differs", 5, ["loss"])
+    run(mlp, "--checkpoints", str(other), "--set", "train.seed=2")
+    newest = max(store.glob("step-*"))
+    shutil.rmtree(newest)
+    shutil.copytree(other / newest.name, newest)
+    code, found, _ = verified(mlp, store)
+    assert code == 1 and found["differs_at"] == 6
+    assert any(name.startswith("master of ") for name in found["differs_in"])
+
+
+def test_what_cannot_be_verified_is_said(mlp: Path) -> None:
+    """Property: one checkpoint alone, a damaged start, an unknown folder: exit code 2 and a sentence, no verdict."""
+    store = mlp.parent / "checkpoints"
+    run(mlp, "--checkpoints", str(store))
+    code, _, errors = verified(mlp, store, "--from", "step-0000000009-attempt-000001")
+    assert code == 2 and "there is no checkpoint" in errors
+    older, newest = sorted(store.glob("step-*"))
+    shard = next(older.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-10])
+    code, _, errors = verified(mlp, store)
+    assert code == 2 and older.name in errors
+    shutil.rmtree(newest)
+    code, _, errors = verified(mlp, store)
+    assert code == 2 and "later step" in errors

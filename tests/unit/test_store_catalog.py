@@ -94,6 +94,24 @@ def test_any_flipped_bit_of_a_shard_is_found(store: LocalStore) -> None:
     assert verify(store, manifest.folder).ok
 
 
+def test_every_bad_rank_and_block_is_listed(store: LocalStore) -> None:
+    """Damage does not end the reading: blocks of both ranks and a buffer are found in one go."""
+    manifest = ByHand(store).publish()
+    first, second = manifest.shards
+    segment = next(segment for segment in first.segments if segment.count > 1)
+    for number in (0, segment.count - 1):
+        damage(store, f"{manifest.folder}/{first.file}", segment.offset + number * segment.block_bytes)
+    damage(store, f"{manifest.folder}/{first.file}", first.blobs[0].offset)
+    damage(store, f"{manifest.folder}/{second.file}", second.segments[-1].offset + 3)
+    found = verify(store, manifest.folder)
+    assert [(item.rank, item.kind, item.blocks) for item in found.damage] == [
+        (0, segment.kind, (segment.first, segment.first + segment.count - 1)),
+        (0, first.blobs[0].name, ()),
+        (1, second.segments[-1].kind, (second.segments[-1].first,)),
+    ]
+    assert found.bad_ranks == (0, 1) and len(found.problems) == 3
+
+
 def test_a_truncated_missing_or_foreign_shard_is_named(store: LocalStore) -> None:
     """The reason says which file and what is wrong with it."""
     manifest = ByHand(store).publish()

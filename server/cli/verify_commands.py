@@ -1,0 +1,143 @@
+"""Commands that prove: every byte of a checkpoint is as it was written; a run made again is the same run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server.cli.client import Json
+from server.cli.connection import AsJson, DataDir, Server, Session, Token, data_folder, session_with
+from server.cli.errors import BadInput, CommandError
+from server.cli.output import Output, bytes_text
+
+DAMAGED = 1  # exit code
+
+
+def verify(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Id of a checkpoint, or its folder.")],
+    job: Annotated[str | None, typer.Option("--job", help="Its job; the id may then be the end of one.")] = None,
+    server: Server = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read every byte of a checkpoint and compare it with its checksum. Exit code 1: it is damaged."""
+    if "/" in checkpoint or Path(checkpoint).is_dir():
+        _verify_folder(checkpoint, Output(as_json))
+        return
+    with session_with(server, token, data_dir, as_json) as session:
+        known = checkpoint if job is None else session.checkpoint(session.job(job), checkpoint)["id"]
+        found = session.client.post(f"/v1/checkpoints/{known}/verify")
+        where = f"Checkpoint of step {found['checkpoint']['step']}"
+        read = found["checkpoint"]["bytes"]
+        bad = [shard["rank"] for shard in found["checkpoint"]["shards"] if shard["status"] != "ok"]
+        result = {"ok": found["ok"], "problems": found["problems"], "bad_ranks": bad, "bytes": read}
+        _tell(session.output, where, result)
+
+
+def _verify_folder(place: str, output: Output) -> None:
+    """Without a server: a folder of this machine, or a url that ends with one."""
+    from workers.object_store import open_store
+    from zero_engine.catalog import verify as verify_all
+    from zero_engine.store import StoreError
+
+    whole = place if "://" in place else str(Path(place).expanduser().absolute())
+    root, _, folder = whole.rstrip("/").rpartition("/")
+    try:
+        found = verify_all(open_store(root), folder)
+    except StoreError as error:
+        raise CommandError(f"The store does not answer: {error}") from error
+    damage = [
+        {"rank": item.rank, "kind": item.kind, "blocks": list(item.blocks), "problem": item.problem}
+        for item in found.damage
+    ]
+    result = {
+        "ok": found.ok,
+        "problems": list(found.problems),
+        "bad_ranks": list(found.bad_ranks),
+        "damage": damage,
+        "bytes": found.bytes_read,
+    }
+    _tell(output, folder, result)
+
+
+def _tell(output: Output, where: str, result: Json) -> None:
+    def draw() -> None:
+        if result["ok"]:
+            output.say(f"{where}: all {bytes_text(result['bytes'])} are as they were written.")
+        for problem in result["problems"]:
+            output.say(problem)
+
+    output.result(result, draw)
+    if not result["ok"]:
+        raise typer.Exit(DAMAGED)
+
+
+def verify_resume(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Job, or a spec file with --checkpoints.")],
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Default: to the next checkpoint.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Folder of the checkpoint; default: the newest with a later step.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Run it again on so many ranks.")] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option("--checkpoints", envvar="SHARDYARD_STORE_URL", help="Where checkpoints lie, if not here."),
+    ] = None,
+    server: Server = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make steps again from a checkpoint, on this machine, and compare them bit for bit with the run.
+
+    Says bit-exact, or names the first step and the tensors that differ (exit code 1).
+    """
+    wishes = [] if steps is None else ["--steps", str(steps)]
+    wishes += [] if start is None else ["--from", start]
+    wishes += [] if ranks is None else ["--set", f"resources.ranks={ranks}"]
+    wishes += ["--json"] if Output(as_json).as_json else []
+    wishes += ["--data-dir", str(data_folder(data_dir))]
+    if Path(job).is_file():
+        if checkpoints is None:
+            raise BadInput("A spec file says nothing about where its checkpoints lie; add --checkpoints DIR.")
+        raise typer.Exit(_run([job, "--checkpoints", checkpoints, *wishes]))
+    with session_with(server, token, data_dir, as_json) as session, tempfile.TemporaryDirectory() as folder:
+        asked = _of_job(session, session.job(job), checkpoints or str(data_folder(data_dir) / "checkpoints"), folder)
+        raise typer.Exit(_run([*asked, *wishes]))
+
+
+def _of_job(session: Session, job_id: str, store: str, folder: str) -> list[str]:
+    """Spec, store and what was recorded, as arguments."""
+    view = session.client.get(f"/v1/jobs/{job_id}")
+    spec, recorded = Path(folder, "spec.json"), Path(folder, "recorded.json")
+    spec.write_text(json.dumps(view["spec"]))
+    recorded.write_text(json.dumps(_recorded(session, job_id)))
+    return [str(spec), "--checkpoints", f"{store.rstrip('/')}/{job_id}", "--recorded", str(recorded)]
+
+
+def _recorded(session: Session, job_id: str) -> dict[str, dict[str, float]]:
+    """Every loss and gradient norm of the job, to the last bit."""
+    path = f"/v1/jobs/{job_id}/metrics"
+    with session.client.bytes_of(path, format="csv", names="loss,grad_norm") as (_, pieces):
+        text = b"".join(pieces).decode()
+    found: dict[str, dict[str, float]] = {}
+    for row in csv.DictReader(io.StringIO(text, newline="")):
+        found.setdefault(row["step"], {})[row["name"]] = float(row["value"])
+    return found
+
+
+def _run(arguments: list[str]) -> int:
+    """The program that trains: a process with torch in it."""
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "workers.verify_resume", *arguments]
+    return subprocess.run(command, env=dict(os.environ), check=False).returncode
