@@ -7,6 +7,7 @@ line; its actor reads the spool and sends numbered `ReportBatch`es. (attempt, ra
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, NewType
 
@@ -23,6 +24,7 @@ SPOOL_FILE = "spool.jsonl"  # one Record per line, append only
 OUTPUT_FILE = "output.log"  # stdout and stderr of the rank, raw bytes
 RESULT_FILE = "result.json"  # ResultRecord, written atomically before the rank exits
 STOP_FILE = "stop"  # its presence asks the rank to checkpoint and leave at the next step boundary
+EVAL_LOSS = "eval_loss"  # in a manifest's progress: the validation loss of its step, where it was measured
 ENVIRONMENT_MARK = "SHARDYARD_ATTEMPT"  # inherited by every child of a rank: attempt id
 
 _NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -37,6 +39,12 @@ def write_number(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def eval_loss_of(extra: Mapping[str, Any]) -> float | None:
+    """The validation loss in the `extra` of a manifest's progress, when it was measured."""
+    value = _read_number(extra.get(EVAL_LOSS))
+    return None if value is None else float(value)
 
 
 Number = Annotated[

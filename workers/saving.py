@@ -7,18 +7,20 @@ finish    the save of the last step or of a stop: it returns when the checkpoint
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 from workers.beating import Beating
-from workers.contract import CheckpointRecord, LaunchOrder, ShardRecord
+from workers.contract import EVAL_LOSS, CheckpointRecord, LaunchOrder, ShardRecord, eval_loss_of, write_number
 from workers.data.batches import Data
 from workers.object_store import open_store
 from workers.reporter import Reporter
 from workers.restoring import SKIPPED, Progressed
 from workers.training import NoSaving, Saving, Word
 from zero_engine import Engine
-from zero_engine.catalog import delete, list_checkpoints
+from zero_engine.catalog import CheckpointName, delete, list_checkpoints, read_manifest
 from zero_engine.errors import PeerError
 from zero_engine.manifest import CheckpointError, Manifest, Progress, checksum_of, folder_name
 from zero_engine.saver import Saver, SaveReport
@@ -38,6 +40,7 @@ class StoreSaving:
         self._tokenizer = data.tokenizer.read_bytes() if data.tokenizer else b""
         self._saver: Saver | None = None
         self._eval_losses: dict[int, float | None] = {}  # by step, of saves under way
+        self._measured: dict[str, float | None] = {}  # validation loss by folder, where rank 0 keeps the best
         self._skipped = self._waited = 0  # saves, for the save before them
         self._failure: SaveReport | None = None  # the last one
 
@@ -68,7 +71,7 @@ class StoreSaving:
             self._wait(step, self._saver)
         self._eval_losses[step] = eval_loss
         files = {TOKENIZER_FILE: self._tokenizer} if self._tokenizer else {}
-        self._saver.save(step, self._progress(progressed), files)
+        self._saver.save(step, self._progress(progressed, eval_loss), files)
 
     def finish(self, progressed: Progressed, eval_loss: float | None) -> None:
         """Save the state and return when it is durable; a save under way ends first. Raises CheckpointError."""
@@ -80,7 +83,7 @@ class StoreSaving:
             self.look()
         self._put_tokenizer(step)
         store = Beating(self._store, lambda: self._reporter.phase("saving"))
-        manifest = self._engine.save(store, step, self._order.fence, self._progress(progressed))
+        manifest = self._engine.save(store, step, self._order.fence, self._progress(progressed, eval_loss))
         if self._order.rank == 0:
             self._tell(manifest, time.monotonic() - begun, eval_loss)
         self._reporter.phase("training")
@@ -134,14 +137,15 @@ class StoreSaving:
             except StoreError as error:  # the others are on their way into the save, which will meet the same store
                 self._reporter.event("checkpoint.no_tokenizer", f"the tokenizer was not stored: {error}", step=step)
 
-    def _progress(self, progressed: Progressed) -> Progress:
+    def _progress(self, progressed: Progressed, eval_loss: float | None) -> Progress:
         train = self._order.spec.train
+        measured = {} if eval_loss is None else {EVAL_LOSS: write_number(eval_loss)}
         return Progress(
             data_cursor=progressed.completed * train.global_batch,
             data_hash=self._data.content_hash,
             schedule={**train.schedule.model_dump(mode="json"), "steps": train.steps},
             tokenizer=checksum_of(self._tokenizer) if self._tokenizer else "",
-            extra={SKIPPED: progressed.skipped},
+            extra={SKIPPED: progressed.skipped, **measured},
         )
 
     def _tell(self, manifest: Manifest, seconds: float, eval_loss: float | None) -> None:
@@ -166,14 +170,30 @@ class StoreSaving:
         if self._order.retains:
             self._remove_oldest()
 
+    def _best(self, usable: Sequence[CheckpointName]) -> set[str]:
+        """Folders of the best by validation loss, as their manifests have it."""
+        if not self._policy.keep_best:
+            return set()
+        for name in usable:
+            if name.folder not in self._measured:
+                self._measured[name.folder] = eval_loss_of(read_manifest(self._store, name.folder).progress.extra)
+        scored = [
+            (loss, -name.step, name.folder) for name in usable if (loss := self._measured[name.folder]) is not None
+        ]
+        finite = sorted(each for each in scored if not math.isnan(each[0]))
+        return {folder for _, _, folder in finite[: self._policy.keep_best]}
+
     def _remove_oldest(self) -> None:
         loaded = self._engine.loaded
         damaged = {refused.folder for refused in loaded.refused} if loaded else set()
         try:
-            usable = [name.folder for name in list_checkpoints(self._store) if name.folder not in damaged]
-            for folder in usable[self._policy.keep_latest :]:
-                delete(self._store, folder)
-        except StoreError as error:
+            usable = [name for name in list_checkpoints(self._store) if name.folder not in damaged]
+            older = usable[self._policy.keep_latest :]
+            best, every = self._best(usable), self._policy.keep_every
+            for name in older:
+                if name.folder not in best and not (every and name.step % every == 0):
+                    delete(self._store, name.folder)
+        except (StoreError, CheckpointError) as error:
             self._reporter.event("checkpoint.kept", f"an old checkpoint was not removed: {error}")
 
 

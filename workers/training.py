@@ -106,7 +106,7 @@ class Training:
             self.reporter.step = completed
             last = completed == self.train.steps
             stops = (result.flag == Word.STOP or completed == self.order.until) and not last
-            eval_loss = self._evaluated() if self.evaluates and self._is_due(completed, self.train.eval.every) else None
+            eval_loss = self._evaluated() if self._is_measured(completed) else None
             self._report(completed, result, rate, seconds, eval_loss, always=last or stops)
             self._save(completed, Word(result.flag), eval_loss, must=last or stops)
             if stops:
@@ -141,6 +141,11 @@ class Training:
 
     def _is_due(self, step: int, every: int) -> bool:
         return step == self.train.steps or (every > 0 and step % every == 0)
+
+    def _is_measured(self, step: int) -> bool:
+        """Evaluation is due, or a checkpoint of which the best are kept."""
+        saves = bool(self.checkpoint.keep_best) and self._is_due(step, self.checkpoint.every)
+        return self.evaluates and (saves or self._is_due(step, self.train.eval.every))
 
     def _evaluated(self) -> float:
         return evaluate(self.engine, self.data, self.loss, self.train.eval.batches)

@@ -178,7 +178,15 @@ class Applier:
                 return
             await self._event(tx, attempt, "attempt.released", "Nothing of it is left on the cluster.")
             await self._move(tx, await loading.job_facts(tx.connection, job), attempt)
+        await self._tidy(command.job_id, attempt.number)
         await self._storekeeper.drop_spools(command.attempt_id)
+
+    async def _tidy(self, job_id: str, ended_fence: int) -> None:
+        """Nothing writes into the job's store any more: what its saves left unfinished is removed."""
+        try:
+            await self._storekeeper.tidy(job_id, ended_fence + 1)
+        except StoreError as error:  # the release of the next attempt looks again
+            log.warning("checkpoint.sweep_failed job=%s error=%s", job_id, error)
 
     def _release(self, attempt_id: AttemptId) -> bool:
         """Release and see it gone."""

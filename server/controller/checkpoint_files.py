@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
-from workers.contract import CheckpointRecord, ShardRecord
+from workers.contract import CheckpointRecord, ShardRecord, eval_loss_of
 from zero_engine import catalog
 from zero_engine.manifest import CheckpointError, Manifest, parse_folder
 from zero_engine.store import Store
@@ -64,6 +64,7 @@ def _record(manifest: Manifest) -> CheckpointRecord:
             for shard in manifest.shards
         ],
         seconds=0.0,
+        eval_loss=eval_loss_of(manifest.progress.extra),
     )
 
 

@@ -1,7 +1,9 @@
 """Which checkpoints of a job may go. Pure.
 
 The newest two usable checkpoints always stay: if the latest turns out corrupt when it is read, the one before is there.
-So does everything pinned: named by a paused or queued job, by a fork, or being read by a living attempt.
+So do the newest two whose bytes were read back: a fault that damages every save from a moment on must not push out the
+last that are known to be good. So does everything pinned: named by a paused or queued job, by a fork, or being read by
+a living attempt.
 """
 
 from __future__ import annotations
@@ -22,19 +24,29 @@ class Kept:
     attempt: int
     usable: bool  # complete or verified, not corrupt
     pinned: bool = False
+    verified: bool = False  # usable, and every byte was read back since it was published
     eval_loss: float | None = None
 
 
-def removable(
-    checkpoints: Sequence[Kept], keep_latest: int, keep_best: int = 0, held: Collection[str] = ()
-) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Keeping:
+    """What a spec asks to keep."""
+
+    latest: int = ALWAYS_KEPT
+    best: int = 0  # by validation loss, besides the latest
+    every: int = 0  # steps; 0: none
+
+
+def removable(checkpoints: Sequence[Kept], keeping: Keeping, held: Collection[str] = ()) -> tuple[str, ...]:
     """Ids to remove, oldest first. `held` are checkpoints that something refers to now.
 
     A corrupt one goes once enough newer usable ones exist; until then it stays as evidence.
     """
     usable = sorted((c for c in checkpoints if c.usable), key=_age, reverse=True)
-    kept = {c.id for c in usable[: max(keep_latest, ALWAYS_KEPT)]}
-    kept |= {c.id for c in _best(usable, keep_best)}
+    kept = {c.id for c in usable[: max(keeping.latest, ALWAYS_KEPT)]}
+    kept |= {c.id for c in [each for each in usable if each.verified][:ALWAYS_KEPT]}
+    kept |= {c.id for c in _best(usable, keeping.best)}
+    kept |= {c.id for c in usable if keeping.every and c.step % keeping.every == 0}
     kept |= {c.id for c in checkpoints if c.pinned} | set(held)
     if len(usable) < ALWAYS_KEPT:
         kept |= {c.id for c in checkpoints}

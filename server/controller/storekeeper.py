@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from server.controller import checkpoint_files
 from server.controller.checkpoint_files import OpenStore
 from server.controller.leader import Leadership
-from server.controller.retention import ALWAYS_KEPT, Kept, removable
+from server.controller.retention import ALWAYS_KEPT, Keeping, Kept, removable
 from server.db import Database, Tx
 from server.models import Attempt, Checkpoint, Job, ReportSeq
 from server.rows import checkpoints, events, jobs, needs
@@ -70,7 +70,8 @@ class Storekeeper:
         existing = await checkpoints.of_job(tx.connection, job_id)
         keep = job.spec["checkpoint"]
         held = {need.checkpoint_id for need in await needs.of_job(tx.connection, job_id)}
-        gone = removable([_kept(c) for c in existing], keep["keep_latest"], keep["keep_best"], held)
+        keeping = Keeping(keep["keep_latest"], keep["keep_best"], keep.get("keep_every", 0))
+        gone = removable([_kept(c) for c in existing], keeping, held)
         folders = {c.id: c.folder for c in existing}
         for checkpoint_id in gone:
             await checkpoints.set_status(tx, checkpoint_id, "deleted", problem=REMOVING)
@@ -127,7 +128,10 @@ class Storekeeper:
 
 
 def _kept(ref: checkpoints.CheckpointRef) -> Kept:
-    return Kept(ref.id, ref.step, ref.attempt, ref.status in checkpoints.USABLE, ref.pinned, ref.eval_loss)
+    usable = ref.status in checkpoints.USABLE
+    return Kept(
+        ref.id, ref.step, ref.attempt, usable, ref.pinned, usable and ref.verified_at is not None, ref.eval_loss
+    )
 
 
 async def _record_found(tx: Tx, job_id: str, found: Sequence[CheckpointRecord]) -> None:

@@ -36,6 +36,7 @@ class CheckpointRef:
     eval_loss: float | None
     problem: str | None
     created_at: datetime
+    verified_at: datetime | None
 
 
 _REF = [getattr(Checkpoint, name) for name in CheckpointRef.__dataclass_fields__]

@@ -433,3 +433,16 @@ def test_what_cannot_be_verified_is_said(mlp: Path) -> None:
     shutil.rmtree(newest)
     code, _, errors = verified(mlp, store)
     assert code == 2 and "later step" in errors
+
+
+def test_the_best_and_every_nth_checkpoint_stay_beside_the_latest(mlp: Path) -> None:
+    """Property: each save is measured when the best are kept; what exceeds the wishes of the spec is removed."""
+    store = mlp.parent / "checkpoints"
+    keep = ["checkpoint.every=1", "checkpoint.keep_best=1", "checkpoint.keep_every=4", "train.steps=8"]
+    ran = run(mlp, *(word for each in keep for word in ("--set", each)), "--checkpoints", str(store))
+    assert ran.code == 0, ran.errors
+    losses = {line["step"]: line["eval_loss"] for line in ran.steps}
+    assert len(losses) == 8
+    best = min(losses, key=lambda step: (losses[step], -step))
+    kept = {int(folder.name.split("-")[1]) for folder in store.glob("step-*")}
+    assert kept == {best, 4, 7, 8}

@@ -31,7 +31,8 @@ train.schedule train.schedule[cosine].kind train.schedule[cosine].warmup_steps t
 train.schedule[constant].kind
 zero zero.stage zero.offload zero.activation_checkpointing zero.self_test
 resources resources.ranks resources.device resources.threads_per_rank
-checkpoint checkpoint.every checkpoint.keep_latest checkpoint.keep_best
+checkpoint checkpoint.every checkpoint.keep_latest checkpoint.keep_best checkpoint.keep_every
+checkpoint.when_busy checkpoint.when_failed
 restart restart.user_failures restart.infrastructure_failures
 """
 

@@ -60,6 +60,7 @@ def test_the_shortest_useful_spec_has_five_lines_and_the_designs_defaults() -> N
         "every": 50,
         "keep_latest": 2,
         "keep_best": 0,
+        "keep_every": 0,
         "when_busy": "wait",
         "when_failed": "continue",
     }
@@ -167,7 +168,13 @@ def test_yaml_is_version_1_2() -> None:
         (SHORT.replace("日本語 🙂", '"\\uD800"'), "/name", "U+D800", None, 1),
         (SHORT + "name: again\n", "/name", "stands twice", None, 6),
         (SHORT + "zero: {offload: optimizer}\n", "/zero/offload", "not available yet", None, 6),
-        (SHORT + "checkpoint: {keep_best: 1}\n", "/checkpoint/keep_best", "not available yet", None, 6),
+        (
+            with_train(eval={"every": 0}) + "checkpoint: {keep_best: 1}\n",
+            "/checkpoint/keep_best",
+            "eval.every",
+            None,
+            7,
+        ),
         (
             SHORT.replace("{kind: gpt}", "{kind: python, entry: workers.x:build, path: /x}"),
             "/model/entry",
@@ -371,7 +378,8 @@ def test_a_vocabulary_that_no_such_text_has_is_refused_by_field(tmp_path: Path) 
 
 
 FIELDS = """
-checkpoint.every checkpoint.keep_best checkpoint.keep_latest checkpoint.when_busy checkpoint.when_failed data model
+checkpoint.every checkpoint.keep_best checkpoint.keep_every checkpoint.keep_latest
+checkpoint.when_busy checkpoint.when_failed data model
 name priority resources.device resources.ranks
 resources.threads_per_rank restart.infrastructure_failures restart.user_failures stop_grace_seconds tags train.chunk
 train.deterministic train.eval.batches train.eval.every train.global_batch train.gradient_clipping train.micro_batch

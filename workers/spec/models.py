@@ -42,12 +42,6 @@ def _not_a_flag(value: Any) -> Any:
     return value
 
 
-def _only_zero_yet(value: int) -> int:
-    if value > 0:
-        raise PydanticCustomError("not_available", "a value above 0 is not available yet")
-    return value
-
-
 def _two_at_least(value: int) -> int:
     if value < 2:
         raise PydanticCustomError(
@@ -298,7 +292,10 @@ class CheckpointSpec(SpecModel):
         int, AfterValidator(_two_at_least), Field(le=10**6, description="newest checkpoints kept; at least 2")
     ] = 2
     keep_best: Annotated[
-        int, Field(ge=0, le=10**6, description="by validation loss"), AfterValidator(_only_zero_yet)
+        int, Field(ge=0, le=10**6, description="so many more, the best by validation loss, which is then known at each")
+    ] = 0
+    keep_every: Annotated[
+        int, Field(ge=0, le=2**53, description="kept for good: those whose step is a multiple of it; 0: none")
     ] = 0
     when_busy: Annotated[
         Literal["wait", "skip"],
@@ -364,6 +361,16 @@ class JobSpec(SpecModel):
                 f"ranks {ranks} is more than the {micro_batches} micro-batches of a step "
                 f"(global_batch {self.train.global_batch} / micro_batch {self.train.micro_batch}); "
                 f"use ranks {micro_batches} or global_batch {ranks * self.train.micro_batch}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def the_best_are_measured(self) -> Self:
+        if self.checkpoint.keep_best and not self.train.eval.every:
+            raise _wrong(
+                "/checkpoint/keep_best",
+                f"keep_best {self.checkpoint.keep_best} goes by validation loss, and train.eval.every 0 turns it off; "
+                "set train.eval.every, or keep_best 0",
             )
         return self
 

@@ -56,7 +56,7 @@ _TAIL = """\
 
 ## Not available yet
 
-`zero.offload` and `checkpoint.keep_best` above 0 are known and answered with "not available yet".
+`zero.offload` other than `none` is known and answered with "not available yet".
 """
 
 

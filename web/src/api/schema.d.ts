@@ -1024,10 +1024,16 @@ export interface components {
             every: number;
             /**
              * Keep Best
-             * @description by validation loss
+             * @description so many more, the best by validation loss, which is then known at each
              * @default 0
              */
             keep_best: number;
+            /**
+             * Keep Every
+             * @description kept for good: those whose step is a multiple of it; 0: none
+             * @default 0
+             */
+            keep_every: number;
             /**
              * Keep Latest
              * @description newest checkpoints kept; at least 2
@@ -1884,6 +1890,7 @@ export interface components {
              * @default {
              *       "every": 50,
              *       "keep_best": 0,
+             *       "keep_every": 0,
              *       "keep_latest": 2,
              *       "when_busy": "wait",
              *       "when_failed": "continue"
