@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
-from zero_engine.layout import Layout
+from zero_engine.layout import Layout, Piece, Range
 from zero_engine.mail import Outcome
+from zero_engine.strategy import Totals
 
 
-def blame(layout: Layout, outcome: Outcome, step: int) -> str:
-    """One sentence that names the first non-finite loss, else the parameter of the first non-finite block."""
+def bad_loss(outcome: Outcome) -> str:
+    """The first micro-batch whose loss is not finite, in words; every rank finds the same one. Empty without one."""
     bad = [index for index, loss in enumerate(outcome.losses) if not math.isfinite(loss)]
-    if bad:
-        return f"step {step}: the loss of micro-batch {bad[0]} is {outcome.losses[bad[0]]}"
-    first = int(torch.nonzero(~torch.isfinite(outcome.block_sums))[0])
-    return f"step {step}: the gradient of parameter '{_parameter_in(layout, first)}' (or a neighbour) is not finite"
+    return f"the loss of micro-batch {bad[0]} is {outcome.losses[bad[0]]}" if bad else ""
 
 
-def _parameter_in(layout: Layout, number: int) -> str:
-    """A parameter in trainable block `number`, counted in flat order."""
-    starts = [start for run in layout.runs if run.trainable for start in range(run.start, run.stop, layout.block)]
-    end = starts[number] + layout.block
-    return max((entry for entry in layout.entries if entry.start < end), key=lambda entry: entry.start).spec.name
+def bad_gradient(layout: Layout, pieces: Sequence[Piece], totals: Totals) -> str:
+    """The first parameter among `pieces` whose summed gradient is not finite, in words. Empty without one."""
+    for piece in pieces:
+        bad = torch.isfinite(totals(piece, Range(0, len(piece.range)))).logical_not_().nonzero()
+        if len(bad):
+            place = piece.range.start + int(bad[0])
+            entries = [e for e in layout.entries_of(piece.unit) if e.run == piece.run and e.start <= place]
+            return f"the gradient of parameter '{max(entries, key=lambda entry: entry.start).spec.name}' is not finite"
+    return ""

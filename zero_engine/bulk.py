@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,9 @@ class BulkSynchronizer:
     def use(self, reducer: Reducer) -> None:
         """What folds the pieces that arrive."""
         self._reducer = reducer
+
+    def on_shortage(self, finish: Callable[[int], None]) -> None:
+        """There is room for all units."""
 
     def begin(self, task: Task) -> None:
         self._task = task

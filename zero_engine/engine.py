@@ -27,7 +27,7 @@ from zero_engine.adamw import AdamW, Optimizer
 from zero_engine.agree import Agreement
 from zero_engine.arenas import Arenas
 from zero_engine.beginning import begin, place_of
-from zero_engine.blame import blame
+from zero_engine.blame import bad_gradient, bad_loss
 from zero_engine.buffers import BufferWatch
 from zero_engine.clip import clip_factor, norm_of
 from zero_engine.comm import LedgerReport
@@ -45,8 +45,9 @@ from zero_engine.pieces import Pieces
 from zero_engine.plan import Blueprint, Plan
 from zero_engine.precision import InputCast
 from zero_engine.stages import STRATEGIES
-from zero_engine.strategy import Setting, Task
+from zero_engine.strategy import Setting, Task, Totals
 from zero_engine.trace import PhaseClock, write_trace
+from zero_engine.weight_watch import WeightWatch
 
 if TYPE_CHECKING:  # checkpoint files load xxhash, which a plain training run can do without
     from zero_engine.checkpoint import Place
@@ -67,6 +68,7 @@ class StepResult:
     flag: int  # the largest flag that any rank gave
     seconds: dict[str, float]  # this rank's time by phase: forward, backward, reduce, update, gather
     bytes: dict[str, int]  # this rank's payload bytes by "collective/purpose"
+    problem: str = ""  # what was not finite: the step, and the micro-batch or the parameter
 
 
 class Engine(Persistent):
@@ -131,10 +133,12 @@ class Engine(Persistent):
         self._hooks = ModuleHooks(
             self.module, names, self.parameters, self._strategy, self._synchronizer, pieces, self._clock
         )
+        self._synchronizer.on_shortage(self._hooks.make_room)
         units = [self.module.get_submodule(name) for name in names]
         self._activations = Activations(units, self.config.activation_checkpointing)
         self._cast = InputCast(self.module, getattr(torch, self.config.compute_dtype))
         self._buffers = BufferWatch(self.module, self.config.buffers == "local" or self.ranks == 1)
+        self._weights_watch = WeightWatch(self.parameters, [entry.spec.name for entry in self.layout.canonical_entries])
 
     @property
     def plan(self) -> Plan:
@@ -149,6 +153,7 @@ class Engine(Persistent):
         """
         if self._tasks is not None:
             raise UsageError("a step is under way: finish its micro-batches and call engine.step() first")
+        self._weights_watch.check()
         if any(e.spec.trainable != self.parameters[e.ordinal].requires_grad for e in self.layout.entries):
             self._refit()
         self.comm.ledger.clear()
@@ -270,14 +275,14 @@ class Engine(Persistent):
         if self._tasks is None or self._task is not None or next(self._tasks, None) is not None:
             raise UsageError("step needs a backward for every number that engine.micro_batches() gives")
         with self._watched():
-            result, problem = self._step(lrs, flag)
-        exhausted, self.loss_scale = self.loss_scale.exhausted, self.loss_scale.after(not problem)
+            result = self._step(lrs, flag)
+        exhausted, self.loss_scale = self.loss_scale.exhausted, self.loss_scale.after(not result.skipped)
         overflow = self.loss_scale.growth_steps > 0 and math.isfinite(result.loss)  # of fp16: a smaller scale may help
-        if problem and ((self.config.non_finite == "stop" and not overflow) or (overflow and exhausted)):
-            raise NonFiniteError(problem + ("; the loss scale cannot become smaller" if overflow else ""))
+        if result.skipped and ((self.config.non_finite == "stop" and not overflow) or (overflow and exhausted)):
+            raise NonFiniteError(result.problem + ("; the loss scale cannot become smaller" if overflow else ""))
         return result
 
-    def _step(self, lrs: list[float], flag: int) -> tuple[StepResult, str]:
+    def _step(self, lrs: list[float], flag: int) -> StepResult:
         with self._clock.phase("reduce"):
             touched = self._synchronizer.finish()
             totals = self._strategy.reduce_grads()
@@ -293,13 +298,23 @@ class Engine(Persistent):
                 factor = clip_factor(norm, self.config.gradient_clipping)
                 scale = factor / (weight * self.loss_scale.scale)
                 self.master.update(totals, scale, lrs, outcome.touched)
+        problem = "" if finite else self._blame(outcome, totals)
         with self._clock.phase("gather"):
             self._strategy.gather_weights()
             self._strategy.post_step()
-        problem = "" if finite else blame(self.layout, outcome, self.completed_steps + 1)
-        return self._finish(outcome, norm, finite), problem
+        return self._finish(outcome, norm, problem)
 
-    def _finish(self, outcome: Outcome, norm: float, finite: bool) -> StepResult:
+    def _blame(self, outcome: Outcome, totals: Totals) -> str:
+        """What was not finite, the same words on every rank: the ranks tell each other what they see in their parts."""
+        found = bad_loss(outcome)
+        if not found:
+            own = bad_gradient(self.layout, self.master.pieces, totals)
+            with self.comm.ledger.on("evaluation"):
+                said = self._agreement.tell(own, "what is not finite")
+            found = next((words for words in said if words), "the gradient norm is not finite")
+        return f"step {self.completed_steps + 1}: {found}"
+
+    def _finish(self, outcome: Outcome, norm: float, problem: str) -> StepResult:
         self.completed_steps += 1
         self._tasks = None
         self._last_ledger = self.comm.ledger.report()
@@ -308,7 +323,8 @@ class Engine(Persistent):
             write_trace(self._trace[0], self.rank, self._clock.recorded())
             self._trace = None
         self.comm.ledger.page = "evaluation"
-        return StepResult(mean_loss(outcome), norm, not finite, outcome.flag, seconds, dict(self._last_ledger.bytes))
+        sent = dict(self._last_ledger.bytes)
+        return StepResult(mean_loss(outcome), norm, bool(problem), outcome.flag, seconds, sent, problem)
 
     def _learning_rates(self, lr: float | Sequence[float] | None) -> list[float]:
         own = [each for _, each in self.optimizer.updates()]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from zero_engine.comm import Gather
+from zero_engine.errors import ModelError
+from zero_engine.flat import write_values
 from zero_engine.layout import ITEM_BYTES, Entry, Piece, Range
 from zero_engine.manifest import CheckpointError
 from zero_engine.state import DTYPES, Subject, bytes_of
@@ -29,6 +31,29 @@ def full_state_dict(subject: Subject, kind: str = "parameter") -> dict[str, Tens
         declared = tensor.to(getattr(torch, entry.spec.dtype), copy=True)
         found |= dict.fromkeys((entry.spec.name, *entry.spec.aliases), declared)
     return found | {name: buffer.detach().cpu().clone() for name, buffer in subject.buffers().items()}
+
+
+def load_full_state_dict(subject: Subject, state: Mapping[str, Tensor]) -> None:
+    """Write this rank's part of whole weights, and every buffer. Raises ModelError before anything is written."""
+    layout, buffers = subject.layout, subject.buffers()
+    entries = {name: entry for entry in layout.entries for name in (entry.spec.name, *entry.spec.aliases)}
+    shapes = {name: entry.spec.shape for name, entry in entries.items()}
+    shapes |= {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+    for name in (*state, *shapes):
+        if name not in shapes:
+            raise ModelError(f"the model has no parameter or buffer '{name}'")
+        if name not in state:
+            raise ModelError(f"'{name}' is missing from the state to load")
+        if tuple(state[name].shape) != shapes[name]:
+            raise ModelError(f"'{name}' has shape {tuple(state[name].shape)} in the state, {shapes[name]} in the model")
+    subject.unlock()
+    for piece in subject.master.pieces:
+        target = subject.master.tensors(piece.run, piece.range)["parameter"]
+        write_values(layout, piece.run, piece.range, target, lambda entry: state[entry.spec.name])
+    for piece, target in subject.frozen():
+        write_values(layout, piece.run, piece.range, target, lambda entry: state[entry.spec.name])
+    for name, buffer in buffers.items():
+        buffer.copy_(state[name])
 
 
 def export_safetensors(subject: Subject, path: str | os.PathLike[str]) -> None:

@@ -193,6 +193,9 @@ def _state_names(factory: Factory) -> tuple[str, ...]:
     names = []
     for name, value in state.items():
         if isinstance(value, Tensor) and value.shape == (4,):
+            if value.dtype != torch.float32:
+                kept = str(value.dtype).removeprefix("torch.")
+                raise ConfigError(f"ElementWise: state '{name}' is {kept}; the engine keeps every state in fp32")
             names.append(name)
         elif name != "step" and value is not None:
             raise ConfigError(f"ElementWise: state '{name}' is no tensor of the parameter's shape")

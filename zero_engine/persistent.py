@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from zero_engine.layout import Layout
 from zero_engine.loss_scale import LossScale
 from zero_engine.master import Master
 from zero_engine.strategy import ShardingStrategy, Task
+from zero_engine.weight_watch import WeightWatch
 
 if TYPE_CHECKING:  # checkpoint files load xxhash, which a plain training run can do without
     from zero_engine.checkpoint import Checkpoints, Loaded, Place
@@ -47,6 +48,7 @@ class Persistent:
     _agreement: Agreement
     _strategy: ShardingStrategy
     _tasks: Iterator[Task] | None  # of the step under way
+    _weights_watch: WeightWatch
 
     def _start_persistent(self) -> None:
         self.loaded: Loaded | None = None  # the checkpoint this engine started from
@@ -137,9 +139,14 @@ class Persistent:
         if self.config.precision == "fp16":
             self.loss_scale = replace(self.loss_scale, **scalars["loss_scale"])
         self.master.forget_spans()
+        self._bring_weights()
+
+    def _bring_weights(self) -> None:
+        """Masters were written from outside: bring current weights to where they compute."""
         self.master.refresh_compute()
         self._strategy.gather_weights()
         self._strategy.post_step()
+        self._weights_watch.remember()
 
     def full_state_dict(self, kind: str = "parameter") -> dict[str, Tensor]:
         """All parameters (in the dtype the model was built with) and buffers by name, on every host; collective.
@@ -149,6 +156,20 @@ class Persistent:
         from zero_engine.full import full_state_dict
 
         return full_state_dict(self._subject, kind)
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over whole weights (and buffers) by name, alike on every rank; moments and counts stay. Collective.
+
+        Raises ModelError naming what is missing, unknown or of another shape; then nothing was written.
+        """
+        from zero_engine.full import load_full_state_dict
+
+        self._require_boundary("load_full_state_dict")
+        for saver in self._savers:
+            saver.hold()
+        with self.comm.ledger.on("load"):
+            load_full_state_dict(self._subject, state)
+            self._bring_weights()
 
     def export_safetensors(self, path: str | os.PathLike[str]) -> None:
         """Write all parameters and buffers as one safetensors file from rank 0, tied ones once; collective."""

@@ -37,6 +37,9 @@ class ShardedGradients(ShardedStates):
         self._touched = 0
         return self
 
+    def on_shortage(self, finish: Callable[[int], None]) -> None:
+        self._pool.make_room = finish
+
     def begin(self, task: Task) -> None:
         self._task = task
         self._sent.clear()

@@ -119,6 +119,9 @@ class ShardingStrategy(Protocol):
 class GradientSynchronizer(Protocol):
     """How gradient leaves become folded totals."""
 
+    def on_shortage(self, finish: Callable[[int], None]) -> None:
+        """`finish(unit)` ends a unit before its turn: where leaves of another one need its memory."""
+
     def begin(self, task: Task) -> None:
         """A micro-batch starts."""
 
