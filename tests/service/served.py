@@ -7,16 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 200.0
+from tests.session import ROOT
+from tests.waiting import PATIENCE_SECONDS, wait_for
+
 SPEC: dict[str, Any] = {
     "name": "digits",
     "model": {"kind": "mlp"},
@@ -24,14 +23,6 @@ SPEC: dict[str, Any] = {
     "train": {"steps": 10_000},
     "checkpoint": {"every": 20},
 }
-
-
-def wait_for(condition: Callable[[], bool], what: str, story: Callable[[], str] = str) -> None:
-    """Until it holds; `story` says what there is instead."""
-    deadline, pause = time.monotonic() + PATIENCE_SECONDS, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}\n{story()}"
-        pause.wait(0.05)
 
 
 @dataclass
@@ -103,9 +94,6 @@ class Served:
     def end(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout=PATIENCE_SECONDS)
-
-
-Start = Callable[..., Served]
 
 
 def command(only: str | None) -> list[str]:

@@ -1,48 +1,42 @@
-"""The whole service on a real Ray head: the same bits after every kind of interruption, and nothing left behind."""
+"""The whole service on a real Ray head: the same bits after every kind of interruption. (Ctrl-C: tests/smoke.)
+
+Each job stands still at a gate while it is interrupted, so that it can not end before.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from server.controller.ray_head import HEAD_MARK, _mark, find_head, stop_head
-from tests.service.served import Served, begin, wait_for
-from workers.process_table import marked
+from tests.gated import STANDS_AT, STEPS, Gate, shut_gate, told_to_stop
+from tests.service.served import Served, begin
+from tests.waiting import wait_for
 
-STEPS = 150
-MODEL = {"kind": "mlp", "hidden": [512, 512, 256]}  # slow enough to be interrupted
-TRAIN = {"steps": STEPS, "eval": {"every": 0}}
+MEDDLE_AT = STANDS_AT - 3
 
 
 class Home:
     """A data folder whose server is killed and started again in the tests."""
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="sy-home-"))
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.served = self.start()
         self.reference = ""  # digest of an uninterrupted run
 
     def start(self) -> Served:
-        self.served = begin(self.folder)
+        self.served = begin(self.folder, data_roots=str(self.folder))
         self.served.wait_up()
         return self.served
 
-    def submit(self, **changes: Any) -> str:
-        spec = {
-            "model": MODEL,
-            "train": TRAIN,
-            "zero": {"stage": 2},
-            "checkpoint": {"every": 20},
-            "stop_grace_seconds": 30.0,
-        }
-        return self.served.submit(**{**spec, **changes})
+    def submit(self, name: str) -> tuple[str, Gate]:
+        """A job and its gate, shut."""
+        gate = shut_gate(self.folder, name)
+        return self.served.submit(**gate.spec(name)), gate
 
     def digest(self, job: str) -> str:
         shown = self.served.wait_status(job, "succeeded", "failed")
@@ -51,33 +45,33 @@ class Home:
 
     def uninterrupted(self) -> str:
         if not self.reference:
-            self.reference = self.digest(self.submit(name="whole"))
+            job, gate = self.submit("whole")
+            gate.open()
+            self.reference = self.digest(job)
         return self.reference
 
-    def ranks(self, job: str) -> list[dict[str, Any]]:
-        return list(self.served.job(job)["current_attempt"]["rank_states"])
-
-    def close(self) -> None:
-        self.served.kill()
-        stop_head(self.folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def attempt(self, job: str) -> dict[str, Any]:
+        return dict(self.served.job(job)["current_attempt"])
 
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Home]:
-    built = Home()
+def home(ray_folder: Path) -> Iterator[Home]:
+    built = Home(ray_folder)
     yield built
-    built.close()
+    built.served.kill()
 
 
 def test_cancelled_and_resumed_on_one_rank_at_stage_3_it_ends_in_the_same_bits(home: Home) -> None:
     """Two ranks at stage 2 up to the cancel, one rank at stage 3 from there."""
     expected = home.uninterrupted()
-    job = home.submit(name="moved")
-    home.served.wait_step(job, 30)
+    job, gate = home.submit("moved")
+    home.served.wait_step(job, MEDDLE_AT)
     home.served.client.post(f"/v1/jobs/{job}/cancel")
-    cancelled = home.served.wait_status(job, "cancelled", "succeeded")
-    assert cancelled["status"] == "cancelled"
+    attempt = home.attempt(job)["id"]
+    wait_for(lambda: told_to_stop(home.folder, attempt), "the ranks were told", lambda: home.served.story(job))
+    gate.open()
+    cancelled = home.served.wait_status(job, "cancelled")
+    assert MEDDLE_AT <= cancelled["step"] < STEPS
     answer = home.served.client.post(f"/v1/jobs/{job}/resume", json={"ranks": 1, "zero": {"stage": 3}})
     assert answer.status_code == 200, answer.text
     assert home.digest(job) == expected
@@ -86,39 +80,25 @@ def test_cancelled_and_resumed_on_one_rank_at_stage_3_it_ends_in_the_same_bits(h
 def test_a_killed_rank_is_retried_from_the_last_checkpoint_to_the_same_bits(home: Home) -> None:
     """kill -9 of rank 1: one infrastructure failure, a second attempt, the digest of the uninterrupted run."""
     expected = home.uninterrupted()
-    job = home.submit(name="killed")
-    home.served.wait_status(job, "running")
-    wait_for(lambda: bool(home.ranks(job)[1]["pid"]), "the pid is known")
-    pid = home.ranks(job)[1]["pid"]
-    home.served.wait_step(job, 22)
-    os.kill(pid, signal.SIGKILL)
+    job, gate = home.submit("killed")
+    home.served.wait_step(job, MEDDLE_AT)
+    wait_for(lambda: bool(home.attempt(job)["rank_states"][1]["pid"]), "the pid is known")
+    os.kill(home.attempt(job)["rank_states"][1]["pid"], signal.SIGKILL)
+    gate.open()
     assert home.digest(job) == expected
-    assert home.served.job(job)["attempt"] == 2
+    assert home.attempt(job)["number"] == 2 and home.attempt(job)["resumed_from_step"] > 0
 
 
 def test_a_killed_server_is_replaced_under_the_training_job(home: Home) -> None:
-    """kill -9 of the server: the job is adopted, one attempt in all, every step once, the same bits."""
+    """kill -9 of the server: the job trains on, is adopted, one attempt in all, every step once, the same bits."""
     expected = home.uninterrupted()
-    job = home.submit(name="adopted")
-    home.served.wait_step(job, 10)
+    job, gate = home.submit("adopted")
+    home.served.wait_step(job, MEDDLE_AT)
     home.served.kill()
+    gate.open()
     home.start()
     assert home.digest(job) == expected
-    shown = home.served.job(job)
-    assert shown["attempt"] == 1
+    assert home.attempt(job)["number"] == 1
     answer = home.served.client.get(f"/v1/jobs/{job}/metrics", params={"names": "loss", "width": 3000}).json()
     (series,) = answer["series"]
     assert [point["step"] for point in series["points"]] == list(range(1, STEPS + 1))
-
-
-def test_ctrl_c_leaves_no_process_and_the_next_start_goes_on_to_the_same_bits(home: Home) -> None:
-    """Jobs paused, the head stopped, nothing with its mark in /proc; then resumed by itself."""
-    expected = home.uninterrupted()
-    job = home.submit(name="stopped")
-    home.served.wait_step(job, 10)
-    assert home.served.end(signal.SIGINT) == 0
-    assert find_head(home.folder) is None
-    assert list(marked({HEAD_MARK: _mark(home.folder)})) == []
-    home.start()
-    assert home.digest(job) == expected
-    assert home.served.job(job)["attempt"] == 2

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.served import PATIENCE_SECONDS, ROOT, Served, begin, wait_for
+from tests.service.served import Served, begin
+from tests.session import ROOT
+from tests.waiting import PATIENCE_SECONDS, wait_for
 
 Start = Callable[..., Served]
 

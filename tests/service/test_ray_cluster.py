@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from server.controller.cluster import LaunchFailed, NoCapacity
-from tests.service.ray_harness import SLOTS, Harness, clean_harness, wait_for
+from tests.service.ray_harness import SLOTS, Harness
+from tests.waiting import wait_for
 from workers.process_table import identify
 from workers.rank_actor import STALE_SECONDS
-
-
-@pytest.fixture
-def ray() -> Iterator[Harness]:
-    yield from clean_harness()
 
 
 def test_a_launched_attempt_trains_reports_and_ends(ray: Harness) -> None:

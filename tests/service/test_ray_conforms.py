@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,12 +9,10 @@ import pytest
 
 from server.controller.cluster import Cluster
 from server.controller.ray_driver import RayDriver, connect_local
-from server.controller.ray_head import stop_head
 from tests.service.cluster_conformance import ClusterConformance
 from tests.service.report_sink import ReportSink
+from tests.waiting import wait_for
 from workers.contract import ReportBatch
-
-PATIENCE_SECONDS = 90.0
 
 
 class KeepingSink(ReportSink):
@@ -38,10 +32,10 @@ class KeepingSink(ReportSink):
 
 
 class RayLab:
-    """A Ray head of its own."""
+    """The session's head, seen by a server of a few lines."""
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="sy-conf-"))
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.driver: RayDriver = connect_local(self.folder, 4)
         self.sink = KeepingSink()
         self.driver.open()
@@ -59,10 +53,7 @@ class RayLab:
         return self.sink.url
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline, pause = time.monotonic() + PATIENCE_SECONDS, threading.Event()
-        while not condition():
-            assert time.monotonic() < deadline, "it never came true"
-            pause.wait(0.02)
+        wait_for(condition)
 
     def server_away(self, away: bool) -> None:
         self.sink.trouble = lambda number: "down" if away else None
@@ -70,24 +61,26 @@ class RayLab:
     def close(self) -> None:
         self.driver.close()
         self.sink.close()
-        stop_head(self.folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def clean(self) -> None:
+        """Nothing of an earlier test is left, and the server is back."""
+        self.server_away(False)
+        for attempt in self.cluster.observe().attempts:
+            self.cluster.release(attempt.attempt_id)
 
 
 @pytest.fixture(scope="module")
-def ray_lab() -> Iterator[RayLab]:
-    lab = RayLab()
+def ray_lab(ray_folder: Path) -> Iterator[RayLab]:
+    lab = RayLab(ray_folder)
+    lab.clean()
     yield lab
     lab.close()
 
 
 @pytest.fixture
 def lab(ray_lab: RayLab) -> Iterator[RayLab]:
-    """Nothing of an earlier test is left."""
     yield ray_lab
-    ray_lab.server_away(False)
-    for attempt in ray_lab.cluster.observe().attempts:
-        ray_lab.cluster.release(attempt.attempt_id)
+    ray_lab.clean()
 
 
 class TestRayCluster(ClusterConformance):

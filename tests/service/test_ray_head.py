@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,12 @@ import pytest
 from server.controller.cluster import ClusterUnavailable
 from server.controller.ray_driver import RayDriver, connect_local
 from server.controller.ray_head import HEAD_MARK, Head, find_head, start_head, stop_head
-from tests.service.ray_harness import BODY, SLOTS, Harness, abandoned_shared_memory, clean_harness, wait_for
+from tests.service.ray_harness import BODY, SLOTS, Harness, abandoned_shared_memory
+from tests.waiting import PATIENCE_SECONDS, wait_for
 from workers.process_table import PROC, marked, send_signal, wait_gone
 
 LISTENING = "0A"  # state of a socket in /proc/net/tcp
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-
-
-@pytest.fixture
-def ray() -> Iterator[Harness]:
-    yield from clean_harness()
 
 
 def listening(pids: list[int]) -> dict[str, set[str]]:
@@ -128,8 +123,8 @@ def test_a_head_is_adopted_replaced_when_dead_and_stopped_whole(tmp_path: Path) 
         head = find_head(tmp_path)
         assert head is not None and start_head(tmp_path, 2) == head
         assert os.getsid(head.pid) == head.pid
-        assert send_signal(head.process, signal.SIGKILL) and wait_gone(head.process, 5.0)
-        wait_for(lambda: replaced(cluster, tmp_path, head), 120.0)
+        assert send_signal(head.process, signal.SIGKILL) and wait_gone(head.process, PATIENCE_SECONDS)
+        wait_for(lambda: replaced(cluster, tmp_path, head), "a new head answers")
         assert [node.slots for node in cluster.observe().nodes] == [2]
     finally:
         cluster.close()
@@ -137,7 +132,7 @@ def test_a_head_is_adopted_replaced_when_dead_and_stopped_whole(tmp_path: Path) 
     assert find_head(tmp_path) is None and not stop_head(tmp_path)
     assert list(marked({HEAD_MARK: head.mark})) == []
     assert not Path(head.temp).exists()
-    assert abandoned_shared_memory() <= shared
+    wait_for(lambda: abandoned_shared_memory() <= shared, "shared memory is back")
 
 
 def replaced(cluster: RayDriver, folder: Path, old: Head) -> Head | None:

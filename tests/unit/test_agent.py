@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.service.report_sink import ReportSink
-from tests.unit.test_zygote import wait_for
+from tests.session import short_folder
+from tests.waiting import wait_for
 from workers import agent as agent_module
 from workers.agent import AgentPlan, NodeAgent, ZygoteFailed
 from workers.launch_register import Entry, Register, rank_mark
@@ -32,11 +31,9 @@ def new_agent(scratch: Path, entry: str = "zygote_bodies:run") -> NodeAgent:
 
 
 @pytest.fixture(scope="module")
-def scratch() -> Iterator[Path]:
+def scratch() -> Path:
     """A folder with a short path, as the sockets need."""
-    folder = Path(tempfile.mkdtemp(prefix="sy-a-", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    return short_folder("agent")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +71,7 @@ def test_a_zygote_is_kept_while_it_answers_and_replaced_when_it_died_or_the_code
     monkeypatch.setattr(agent_module, "code_mark", lambda: "tomorrow's")
     third = agent.ensure_zygote()["zygote"]
     assert third["pid"] not in (first["pid"], second["pid"]) and third["code"] == "tomorrow's"
-    assert wait_gone(ProcessId(second["pid"], second["start_ticks"]), 5.0)
+    assert wait_gone(ProcessId(second["pid"], second["start_ticks"]), 60.0)
 
 
 def test_a_zygote_that_cannot_start_says_why(scratch: Path) -> None:
@@ -132,7 +129,7 @@ def test_a_sweep_ends_what_is_left_and_forgets_it(agent: NodeAgent, tmp_path: Pa
     rank = RankProcess.fork(zygote["socket_path"], order, rank_mark("attempt", 0), {"GIVEN": "yes"}, None)
     wait_for(lambda: ready.exists() or rank.ended())  # the agent's own look may be faster
     agent.sweep("attempt")
-    assert rank.ended(5.0) and list(marked({"SHARDYARD_ATTEMPT": "attempt"})) == []
+    assert rank.ended(60.0) and list(marked({"SHARDYARD_ATTEMPT": "attempt"})) == []
     rank.collect()
     assert agent.lost_ranks() == [] and (Path(made.folder) / RELEASED_FILE).exists()
     sink.close()

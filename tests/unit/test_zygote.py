@@ -8,29 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.waiting import wait_for
 from workers.kill_pipe import KillPipe, open_kill_pipe
 from workers.process_table import identify, marked, wait_gone
 from workers.rank_process import OUTPUT_FILE, ExitStatus, RankProcess, ZygoteGone, conclude, end_of
 from workers.zygote import zygote_environment
 
 ROOT = Path(__file__).parents[2]
-
-
-def wait_for(look: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true value."""
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not (value := look()):
-        assert time.monotonic() < deadline, f"still {value!r}"
-        pause.wait(0.02)
-    return value
 
 
 class Zygote:
@@ -142,7 +132,7 @@ def test_closing_the_pipe_kills_the_whole_group(zygote: Zygote, tmp_path: Path, 
     wait_for((tmp_path / "0" / "ready").exists)
     assert len(pids(mark_of(tmp_path))) == 5  # itself, two forks, two executed
     rank._close_pipe()
-    assert rank.ended(10.0)
+    assert rank.ended(60.0)
     rank.collect()
     assert pids(mark_of(tmp_path)) == []  # those with sessions of their own were found by their mark
 
@@ -153,10 +143,10 @@ def test_a_kill_leaves_other_ranks_of_the_attempt_alone(zygote: Zygote, tmp_path
     for rank in range(2):
         wait_for((tmp_path / str(rank) / "ready").exists)
     first.kill()
-    assert first.ended(10.0) and not second.ended()
+    assert first.ended(60.0) and not second.ended()
     assert pids(mark_of(tmp_path, 0)) == [] and len(pids(mark_of(tmp_path, 1))) == 5
     second.kill()
-    assert second.ended(10.0)
+    assert second.ended(60.0)
     assert [rank.collect().signal for rank in (first, second)] == [signal.SIGKILL] * 2
 
 
@@ -187,7 +177,7 @@ def test_the_death_of_its_owner_kills_a_rank_stuck_in_c(zygote: Zygote, tmp_path
     wait_for((home / "ready").exists)
     owner.kill()
     owner.wait()
-    assert wait_gone(rank, 2.0)
+    assert wait_gone(rank, 10.0)
     for process in marked(mark_of(tmp_path)):  # in sessions of their own: the agent's sweep ends them
         os.kill(process.pid, signal.SIGKILL)
 
@@ -200,7 +190,7 @@ def test_stacks_name_the_function_or_say_that_it_does_not_answer(zygote: Zygote,
     rank.signal(signal.SIGSTOP)
     assert "does not answer" in rank.stacks(0.2)
     rank.kill()
-    assert rank.ended(10.0)
+    assert rank.ended(60.0)
     rank.collect()
 
 
@@ -213,7 +203,7 @@ def test_a_dead_zygote_leaves_ranks_and_says_no_status(tmp_path: Path) -> None:
     assert zygote.process.returncode == -signal.SIGKILL
     assert not rank.ended(0.2)
     rank.kill()
-    assert rank.ended(10.0)
+    assert rank.ended(60.0)
     status = rank.collect()
     assert (status.exit_code, status.signal, status.peak_rss) == (None, None, None)
     assert conclude(tmp_path / "0", status)["signal"] == signal.SIGKILL

@@ -1,0 +1,23 @@
+"""Waiting for a condition: the limit is for what never comes, so it is far above what a loaded machine needs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+PATIENCE_SECONDS = 240.0  # below the limit of a test in pyproject.toml, so that the wait can say what it waited for
+LOOK_SECONDS = 0.02
+
+
+def wait_for(
+    look: Callable[[], T], what: str = "", story: Callable[[], object] = str, seconds: float = PATIENCE_SECONDS
+) -> T:
+    """The first true value of `look`. When it never comes: an error with the last one and `story`, what there is."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not (value := look()):
+        assert time.monotonic() < deadline, f"after {seconds} s still {value!r}: {what or look}\n{story()}"
+        pause.wait(LOOK_SECONDS)
+    return value
