@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,38 +12,81 @@ from torch import Tensor, nn
 
 from workers.data.batches import Batch, Data
 from workers.models.gpt import Gpt
-from workers.models.initial import initialise_gpt, initialise_mlp
+from workers.models.initial import Values, gpt_values, mlp_values
 from workers.models.mlp import Mlp
 from workers.models.python import build_user_model, gives_its_own_loss
 from workers.shapes import DECAY, decay_group
 from workers.spec import AdamWSpec, GptModel, JobSpec, MlpModel, PythonModel
 from zero_engine import AdamW
+from zero_engine.hollow import stray_tensors
+
+SHARDED_WEIGHTS = 3  # the stage at which no rank keeps a whole model
 
 Loss = Callable[[nn.Module, Batch], Tensor]  # the mean over the batch's targets, a scalar
 
 
+@dataclass(frozen=True)
+class Start:
+    """A model as an engine takes it: built, or on the meta device, where it takes no memory."""
+
+    model: nn.Module
+    initial: Values | None = None  # gives first values by name; None: the model's own, or those that rank 0 sends
+
+
+def start_of(spec: JobSpec, data: Data, rank: int) -> Start:
+    """Ours start in shards from their parameters' names; a user's is built by rank 0 alone where weights are sharded.
+
+    The same bits as `build_model` gives. Raises EntryError, and whatever the user's code raises.
+    """
+    match spec.model:
+        case GptModel() | MlpModel():
+            with torch.device("meta"):
+                return Start(_bare(spec.model, data), _values_of(spec.model, spec.train.seed))
+        case PythonModel() as user:
+            sent = spec.zero.stage == SHARDED_WEIGHTS and rank != 0
+            model = _on_meta(user, spec.train.seed) if sent else None
+            return Start(build_user_model(user, spec.train.seed) if model is None else model)
+
+
 def build_model(spec: JobSpec, data: Data) -> nn.Module:
     """The model with its first bits, on the CPU. Raises EntryError, and whatever the user's code raises."""
-    seed = spec.train.seed
-    match spec.model:
-        case GptModel() as shape:
-            gpt = Gpt(
-                vocabulary=data.inputs,
-                layers=shape.layers,
-                hidden=shape.hidden,
-                heads=shape.heads,
-                context=shape.context,
-                dropout=shape.dropout,
-                tied=shape.tied,
-            )
-            initialise_gpt(gpt, seed, shape.layers)
-            return gpt
-        case MlpModel() as shape:
-            mlp = Mlp(inputs=data.inputs, hidden=shape.hidden, outputs=data.outputs)
-            initialise_mlp(mlp, seed)
-            return mlp
-        case PythonModel() as user:
-            return build_user_model(user, seed)
+    if isinstance(spec.model, PythonModel):
+        return build_user_model(spec.model, spec.train.seed)
+    model, write = _bare(spec.model, data), _values_of(spec.model, spec.train.seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            write(name, parameter)
+    return model
+
+
+def _bare(shape: GptModel | MlpModel, data: Data) -> nn.Module:
+    """One of ours, on torch's default device."""
+    if isinstance(shape, MlpModel):
+        return Mlp(inputs=data.inputs, hidden=shape.hidden, outputs=data.outputs)
+    return Gpt(
+        vocabulary=data.inputs,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        context=shape.context,
+        dropout=shape.dropout,
+        tied=shape.tied,
+    )
+
+
+def _values_of(shape: GptModel | MlpModel, seed: int) -> Values:
+    return mlp_values(seed) if isinstance(shape, MlpModel) else gpt_values(seed, shape.layers)
+
+
+def _on_meta(user: PythonModel, seed: int) -> nn.Module | None:
+    """The user's model without memory; None where their code needs values, or keeps some outside its state."""
+    try:
+        with torch.device("meta"):
+            model = build_user_model(user, seed)
+    except (NotImplementedError, RuntimeError):
+        return None
+    whole = all(parameter.is_meta for parameter in model.parameters()) and next(stray_tensors(model), None) is None
+    return model if whole else None
 
 
 def loss_of(model: nn.Module) -> Loss:

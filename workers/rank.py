@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from workers.build import Loss, build_model, loss_of, moved, optimizer_of, prepare_device
+from workers.build import Loss, build_model, loss_of, moved, optimizer_of, prepare_device, start_of
 from workers.contract import LaunchOrder, PlanRecord, ResultRecord
 from workers.data.batches import Data
 from workers.data.opening import open_data
@@ -61,12 +61,13 @@ def _live(order: LaunchOrder, listen_fd: int | None, reporter: Reporter) -> Resu
 
 
 def build_engine(order: LaunchOrder, data: Data) -> Engine:
-    """The model on its device under the engine that the order names."""
+    """The model under the engine that the order names; it goes to its device in shards."""
     spec = order.spec
     stage = spec.zero.stage
     assert stage != "auto", "the stage of an order is a number"
-    model = build_model(spec, data).to(device_of(order))
-    return Engine(model, engine_config(spec, order.chunk, stage), optimizer_of(spec.train.optimizer))
+    start = start_of(spec, data, order.rank)
+    config, optimizer = engine_config(spec, order.chunk, stage), optimizer_of(spec.train.optimizer)
+    return Engine(start.model, config, optimizer, device=device_of(order), initial=start.initial)
 
 
 def _train(order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -> ResultRecord:

@@ -10,14 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.distributed.engine_cases import VOCABULARY, Tied, adamw, built, train
 from tests.distributed.rank_pool import Pool, Rank
+from workers.build import Start, build_model, loss_of, optimizer_of, start_of
+from workers.data.batches import BatchShape, TokenBatches
 from workers.models.gpt import Gpt
-from workers.models.initial import gpt_values, initialise_gpt
+from workers.models.initial import gpt_values
+from workers.planner import engine_config
+from workers.spec import load_spec
 from zero_engine import SGD, Engine, ZeroConfig, initialise
 from zero_engine.arenas import Arenas
 from zero_engine.errors import EngineError, ModelError
@@ -124,11 +129,14 @@ def test_a_model_on_the_meta_device_starts_and_trains_as_its_built_twin(pool: Po
 
 
 def _gpt_digest(rank: Rank, config: ZeroConfig, meta: bool) -> tuple[str, str]:
+    values = gpt_values(7, 3)
     if meta:
-        engine = Engine(on_meta(gpt), config, adamw(), rank.group, initial=gpt_values(7, 3))
+        engine = Engine(on_meta(gpt), config, adamw(), rank.group, initial=values)
     else:
         model = gpt()
-        initialise_gpt(model, 7, 3)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                values(name, parameter)
         engine = Engine(model, config, adamw(), rank.group)
     first = engine.digest()
     train(engine, 2)
@@ -144,6 +152,63 @@ def test_our_models_have_the_bits_of_the_eager_build(pool: Pool, stage: int) -> 
     (wanted,) = pool.run(1, _gpt_digest, config, False)
     for ranks in (1, 4):
         assert pool.run(ranks, _gpt_digest, config, True) == [wanted] * ranks
+
+
+USERS_OWN = """
+import torch
+from torch import nn
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+        self.register_buffer("angle", torch.arange(16.0).cos())
+    def forward(self, x):
+        return x + torch.tanh(x @ self.weight) * self.angle
+
+def build(reads=False):
+    model = nn.Sequential(nn.Embedding(300, 16), nn.Sequential(*(Turned() for _ in range(3))), nn.Linear(16, 300))
+    if reads:
+        model.scale = model[2].bias.sum().item()  # needs values: cannot be built on the meta device
+    return model
+"""
+
+
+def _digest_of_job(rank: Rank, text: str, whole: bool) -> tuple[str, str, bool]:
+    spec = load_spec(text)
+    row = np.arange(400) % 300
+    shape = BatchShape(1, spec.train.global_batch, spec.train.micro_batch)
+    data = TokenBatches(row, row, vocabulary=300, context=8, shape=shape, content_hash="0")
+    stage = spec.zero.stage
+    assert stage != "auto"
+    start = Start(build_model(spec, data)) if whole else start_of(spec, data, rank.rank)
+    empty = next(start.model.parameters()).is_meta
+    config, optimizer = engine_config(spec, spec.chunk, stage), optimizer_of(spec.train.optimizer)
+    engine = Engine(start.model, config, optimizer, rank.group, initial=start.initial)
+    first, loss = engine.digest(), loss_of(engine.module)
+    train(engine, 2, lambda module, step, index: loss(module, data.micro_batch(step, index)))
+    answer = (first, engine.digest(), empty)
+    engine.close()
+    return answer
+
+
+@pytest.mark.parametrize("model", ["ours", "users", "users that reads"])
+def test_a_job_starts_in_shards_with_the_bits_of_the_whole_model(pool: Pool, tmp_path: Path, model: str) -> None:
+    """Property: what ranks of a job start from is the built model's bits at every stage; at stage 3 one rank builds a
+    user's model, unless its code needs values everywhere; ours is built by none.
+    """
+    module = f"meta_job_{len(model)}"  # ranks of the pool import it once and for all
+    (tmp_path / f"{module}.py").write_text(USERS_OWN)
+    kwargs = "reads: true" if "reads" in model else ""
+    entry = f"{{kind: python, entry: '{module}:build', path: {tmp_path}, kwargs: {{{kwargs}}}}}"
+    ours = "{kind: gpt, layers: 2, hidden: 16, heads: 2, context: 8, dropout: 0.1}"
+    text = f"name: x\nmodel: {ours if model == 'ours' else entry}\ndata: {{kind: text}}\ntrain: {{steps: 2}}\n"
+    (wanted,) = pool.run(1, _digest_of_job, text + "zero: {stage: 0}", True)
+    empties = {"ours": {0: [True] * 3, 3: [True] * 3}, "users": {0: [False] * 3, 3: [False, True, True]}}
+    for stage in (0, 3):
+        found = pool.run(3, _digest_of_job, text + f"zero: {{stage: {stage}}}", False)
+        assert [each[:2] for each in found] == [wanted[:2]] * 3
+        assert [each[2] for each in found] == empties.get(model, {}).get(stage, [False] * 3)
 
 
 def _sent_digest(rank: Rank, config: ZeroConfig, who_builds: tuple[int, ...] | None) -> tuple[str, str, list[float]]:

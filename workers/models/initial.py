@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 GPT_DEVIATION = 0.02
 
@@ -48,22 +48,6 @@ def mlp_values(seed: int) -> Values:
             _normal(parameter, seed, name, math.sqrt(2 / parameter.shape[1]))
 
     return write
-
-
-def initialise_gpt(model: nn.Module, seed: int, layers: int) -> None:
-    """Every parameter of a built GPT."""
-    _initialise(model, gpt_values(seed, layers))
-
-
-def initialise_mlp(model: nn.Module, seed: int) -> None:
-    """Every parameter of a built MLP."""
-    _initialise(model, mlp_values(seed))
-
-
-@torch.no_grad()
-def _initialise(model: nn.Module, values: Values) -> None:
-    for name, parameter in model.named_parameters():
-        values(name, parameter)
 
 
 def _is_norm(name: str) -> bool:
