@@ -15,3 +15,11 @@ def pool() -> Iterator[Pool]:
     ranks = Pool()
     yield ranks
     ranks.stop()
+
+
+@pytest.fixture(scope="session")
+def wide_pool() -> Iterator[Pool]:
+    """Eight of them, for the few tests that need more than five."""
+    ranks = Pool(8)
+    yield ranks
+    ranks.stop()

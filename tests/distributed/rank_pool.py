@@ -33,9 +33,10 @@ class RankFailed(AssertionError):
 
 
 class Pool:
-    """`SIZE` processes, started when first used."""
+    """`size` processes, started when first used."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = SIZE) -> None:
+        self._size = size
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
@@ -75,9 +76,9 @@ class Pool:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        for rank in range(SIZE):
+        for rank in range(self._size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self._size, port, theirs), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -92,14 +93,14 @@ class Pool:
         self._processes, self._pipes = [], []
 
 
-def _serve(rank: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, SIZE, rank == 0, timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE, timeout=timedelta(seconds=90))
-    groups = {ranks: dist.new_group(list(range(ranks))) for ranks in range(1, SIZE + 1)}
+    store = dist.TCPStore("127.0.0.1", port, size, rank == 0, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=90))
+    groups = {ranks: dist.new_group(list(range(ranks))) for ranks in range(1, size + 1)}
     while True:
         try:
             ranks, function, args = pipe.recv()

@@ -2,99 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.distributed.attempts import Attempt
 from tests.distributed.checkpoint_faults import FullAfter, GatedStore
 from tests.distributed.rank_pool import Pool, Rank
 from workers import saving as saving_module
-from workers.build import build_model, loss_of, optimizer_of
-from workers.contract import SPOOL_FILE, STOP_FILE, AttemptId, JobId, LaunchOrder
-from workers.contract import Rank as RankNumber
-from workers.data.opening import open_data
-from workers.planner import engine_config
-from workers.reporter import Phase, Reporter
-from workers.restoring import Progressed
-from workers.saving import StoreSaving
-from workers.spec import read_spec_file
-from workers.training import Training
-from zero_engine import Engine
+from workers.contract import STOP_FILE
 from zero_engine.catalog import list_checkpoints, verify
-from zero_engine.store import LocalStore, Store
-
-SPEC = """\
-name: mlp
-model: {kind: mlp, hidden: [16, 12]}
-data: {kind: digits}
-train: {steps: 6, eval: {every: 0}, schedule: {kind: constant}}
-zero: {stage: 2}
-resources: {ranks: 2, device: cpu}
-checkpoint: {every: 1, keep_latest: 9}
-"""
-
-
-class Attempt:
-    """One rank's training with a store of the test's choice."""
-
-    def __init__(self, rank: Rank, root: str, changes: list[str], store: Store) -> None:
-        self.folder = Path(root, f"rank-{rank.rank}")
-        self.folder.mkdir(parents=True)
-        (self.folder / "spec.yaml").write_text(SPEC)
-        spec = read_spec_file(self.folder / "spec.yaml", changes)
-        self.order = LaunchOrder(
-            job_id=JobId("j"), attempt_id=AttemptId("a"), fence=1, rank=RankNumber(rank.rank), world_size=rank.ranks,
-            master_addr="", master_port=0, device="cpu", spec=spec, chunk=spec.chunk, rank_folder=str(self.folder),
-            cache_folder=str(self.folder), store_url=str(Path(root, "store")),
-        )  # fmt: skip
-        data = open_data(spec, self.folder, print)
-        config = engine_config(spec, spec.chunk, 2)
-        self.engine = Engine(build_model(spec, data), config, optimizer_of(spec.train.optimizer), rank.group)
-        self.reporter = Reporter(self.folder)
-        self.saving = StoreSaving(self.order, self.engine, data, self.reporter)
-        self.saving._store = store
-        self.training = Training(self.order, self.engine, data, loss_of(self.engine.module), self.reporter, self.saving)
-
-    def run(self, at_step: Callable[[int], None] = lambda completed: None) -> str:
-        """Train; how it ended: "finished", "stopped", or the error's class and words. `at_step`: called before each."""
-        step = self.training._step
-
-        def watched(completed: int) -> Any:
-            at_step(completed)
-            return step(completed)
-
-        self.training._step = watched  # type: ignore[method-assign]
-        try:
-            outcome: str = self.training.run(Progressed())
-        except Exception as error:
-            outcome = f"{type(error).__name__}: {error}"
-            self.engine.close(outcome)
-        else:
-            self.engine.close()
-        self.reporter.close()
-        return outcome
-
-    def open_gate_when_saving(self, store: GatedStore) -> None:
-        """The store hangs until this rank says that it waits for a save."""
-        phase = self.reporter.phase
-
-        def spy(name: Phase) -> None:
-            if name == "saving":
-                store.open_gate()
-            phase(name)
-
-        self.reporter.phase = spy  # type: ignore[assignment,method-assign]
-
-    def told(self, kind: str) -> list[dict[str, Any]]:
-        """Its records of one kind."""
-        records = [json.loads(line) for line in (self.folder / SPOOL_FILE).read_text().splitlines()]
-        return [record for record in records if record["kind"] == kind]
-
-    def events(self, action: str) -> list[dict[str, Any]]:
-        return [record for record in self.told("event") if record["action"] == action]
+from zero_engine.store import LocalStore
 
 
 def saved_steps(root: Path) -> list[int]:
@@ -148,32 +67,38 @@ def test_by_default_training_waits_and_says_so(pool: Pool, memory_path: Path) ->
     assert first[3] == saved_steps(memory_path) == [1, 2, 3] and second[3] == []
 
 
-def fail_once(rank: Rank, root: str, policy: str) -> tuple[str, list[str], list[str]]:
-    """Rank 1 has no room for the shard of its first save."""
+def fail_once(rank: Rank, root: str, policy: str) -> tuple[str, list[str], list[str], int]:
+    """Rank 1 has no room for the shard of step 4; the save has ended when step 5 begins."""
     store = LocalStore(root + "/store", FullAfter(2000) if rank.rank == 1 else None)
-    attempt = Attempt(
-        rank, root, [f"checkpoint.when_failed={policy}", "train.steps=400", "checkpoint.every=150"], store
-    )
-    outcome = attempt.run()
+    changes = [f"checkpoint.when_failed={policy}", "train.steps=8", "checkpoint.every=4"]
+    attempt = Attempt(rank, root, changes, store)
+
+    def wait(completed: int) -> None:
+        if completed == 4:
+            assert attempt.saving._saver is not None
+            attempt.saving._saver.wait()
+
+    outcome = attempt.run(wait)
     failed, shard = (
         [event["message"] for event in attempt.events(f"checkpoint.{name}")] for name in ("failed", "shard_failed")
     )
-    return outcome, failed, shard
+    return outcome, failed, shard, attempt.reporter.step
 
 
 def test_an_error_of_the_writer_is_an_event_and_training_goes_on(pool: Pool, memory_path: Path) -> None:
     """Both ranks say it in their own words; the save at the end, which must not fail, ends the attempt."""
     first, second = pool.run(2, fail_once, str(memory_path), "continue")
-    assert "step 150" in first[1][0] and "rank 1" in first[1][0] and "No space" in first[1][0] and first[2] == []
-    assert "step 150" in second[2][0] and "No space" in second[2][0] and second[1] == []
+    assert "step 4" in first[1][0] and "rank 1" in first[1][0] and "No space" in first[1][0] and first[2] == []
+    assert "step 4" in second[2][0] and "No space" in second[2][0] and second[1] == []
     for outcome in (first[0], second[0]):
-        assert outcome.startswith("CheckpointError") and "save 400" in outcome and "No space" in outcome
+        assert outcome.startswith("CheckpointError") and "save 8" in outcome and "No space" in outcome
 
 
-def test_by_policy_a_failed_save_ends_the_attempt_on_all_ranks(pool: Pool, memory_path: Path) -> None:
-    """The rank that met the error names it, the others are told; nobody trains on for nothing."""
-    for outcome, *_ in pool.run(2, fail_once, str(memory_path), "stop"):
-        assert "when_failed is stop" in outcome and outcome.split(":")[0] in ("CheckpointError", "PeerError")
+def test_by_policy_a_failed_save_ends_the_attempt_within_a_step(pool: Pool, memory_path: Path) -> None:
+    """The step in which it is known is the last one on every rank, and each says why; nobody trains on for nothing."""
+    for outcome, _, _, step in pool.run(2, fail_once, str(memory_path), "stop"):
+        assert "when_failed is stop" in outcome and "No space" in outcome and outcome.startswith("CheckpointError")
+        assert step == 5
 
 
 def stop_beside_a_save(rank: Rank, root: str) -> tuple[str, list[int]]:
