@@ -214,16 +214,16 @@ def _stage(plan: Plan, first: Plan, config: ZeroConfig, room: float | None, link
         traffic=busiest,
         total_traffic_bytes=plan.largest_traffic,
         paper_bytes=round(plan.paper_bytes),
-        paper_traffic_bytes=paper_traffic_bytes(plan, config.precision),
+        paper_traffic_bytes=paper_traffic_bytes(plan.padded_parameters, plan.stage, plan.ranks, config.precision),
         saving=1 - plan.largest_memory / first.largest_memory,
         communication_seconds=None if link_gbps is None else plan.largest_traffic * 8 / (link_gbps * 1e9),
     )
 
 
-def paper_traffic_bytes(plan: Plan, precision: str) -> int:
+def paper_traffic_bytes(parameters: int, stage: int, ranks: int, precision: str) -> int:
     """Bytes a rank sends a step for gradients and parameters: 2 P, at stage 3 three times P (arXiv 1910.02054, 7)."""
-    volumes, item_bytes = (3 if plan.stage == 3 else 2), (4 if precision == "fp32" else 2)
-    return round(volumes * item_bytes * plan.padded_parameters * (plan.ranks - 1) / plan.ranks)
+    volumes, item_bytes = (3 if stage == 3 else 2), (4 if precision == "fp32" else 2)
+    return round(volumes * item_bytes * parameters * (ranks - 1) / ranks)
 
 
 def activation_bytes(spec: JobSpec) -> int | None:

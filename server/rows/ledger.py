@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
@@ -13,6 +13,7 @@ from server.models import Attempt, Job, Ledger
 from server.rows.series import Owner
 from server.views import LedgerEntry, LedgerView, RankLedger
 from workers.contract import LedgerRecord
+from workers.planner import paper_traffic_bytes
 
 
 async def put(tx: Tx, owner: Owner, records: Sequence[LedgerRecord]) -> None:
@@ -33,13 +34,12 @@ async def put(tx: Tx, owner: Owner, records: Sequence[LedgerRecord]) -> None:
 
 async def view(connection: AsyncConnection, job_id: str, attempt: int | None) -> LedgerView | None:
     """Traffic of one attempt (default: the newest) against its plan; None without the job."""
-    job = (await connection.execute(select(Job.attempt, Job.plan).where(Job.id == job_id))).one_or_none()
+    job = (await connection.execute(select(Job.attempt, Job.plan, Job.spec).where(Job.id == job_id))).one_or_none()
     if job is None:
         return None
     wanted = attempt or job.attempt
-    statement = select(Attempt.id, Attempt.stage, Attempt.ranks, Attempt.plan_traffic).where(
-        Attempt.job_id == job_id, Attempt.number == wanted
-    )
+    columns = (Attempt.id, Attempt.stage, Attempt.ranks, Attempt.plan_traffic, Attempt.parameters)
+    statement = select(*columns).where(Attempt.job_id == job_id, Attempt.number == wanted)
     row = (await connection.execute(statement)).one_or_none()
     if row is None:
         return LedgerView(job_id=job_id, attempt=None, ranks=[], planned_bytes=0, measured_bytes=0, paper_bytes=None)
@@ -54,7 +54,7 @@ async def view(connection: AsyncConnection, job_id: str, attempt: int | None) ->
         ranks=ranks,
         planned_bytes=sum(sum(purposes.values()) for purposes in planned),
         measured_bytes=sum(rank.measured_bytes for rank in ranks),
-        paper_bytes=_paper(job.plan, row.stage, row.ranks),
+        paper_bytes=_paper(job, row),
     )
 
 
@@ -77,8 +77,13 @@ def _rank(entry: Any, planned: dict[str, int]) -> RankLedger:
     )
 
 
-def _paper(plan: dict[str, Any] | None, stage: int, ranks: int) -> int | None:
-    """The paper's volume of all ranks, when the plan was made for as many."""
-    if plan is None or plan.get("ranks") != ranks:
+def _paper(job: Row[*tuple[Any, ...]], attempt: Row[*tuple[Any, ...]]) -> int | None:
+    """The paper's volume of all ranks; None before the attempt knows its model, when no plan was made for its ranks."""
+    if job.plan is not None and job.plan.get("ranks") == attempt.ranks:
+        by_stage = {stage["stage"]: stage["paper_traffic_bytes"] for stage in job.plan["stages"]}
+        return int(by_stage[attempt.stage]) * int(attempt.ranks)
+    if attempt.parameters is None:
         return None
-    return next((s["paper_traffic_bytes"] * ranks for s in plan["stages"] if s["stage"] == stage), None)
+    precision = str(job.spec["train"]["precision"])
+    each = paper_traffic_bytes(int(attempt.parameters), int(attempt.stage), int(attempt.ranks), precision)
+    return each * int(attempt.ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Row, Select, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
@@ -13,6 +13,8 @@ from server.models import Attempt, Job, MemorySample
 from server.rows.series import Owner
 from server.views import MemorySampleView, MemoryView, StageBytes
 from workers.contract import MemoryRecord
+from zero_engine.config import STAGES
+from zero_engine.plan import paper_bytes_per_parameter
 
 CATEGORIES = (
     "params",
@@ -56,13 +58,15 @@ async def view(
     width: int,
 ) -> MemoryView | None:
     """Samples of one attempt (default: the newest), at most about `width` steps of each rank; None without the job."""
-    job = (await connection.execute(select(Job.attempt, Job.ranks, Job.plan).where(Job.id == job_id))).one_or_none()
+    facts = select(Job.attempt, Job.ranks, Job.plan, Job.spec).where(Job.id == job_id)
+    job = (await connection.execute(facts)).one_or_none()
     if job is None:
         return None
     wanted = attempt or job.attempt
     of_job = (Attempt.job_id == job_id) & (Attempt.number == wanted)
-    row = (await connection.execute(select(Attempt.id, Attempt.ranks, Attempt.plan_memory).where(of_job))).one_or_none()
-    paper = [StageBytes(stage=s["stage"], bytes=s["paper_bytes"]) for s in (job.plan or {}).get("stages", [])]
+    columns = select(Attempt.id, Attempt.ranks, Attempt.plan_memory, Attempt.parameters).where(of_job)
+    row = (await connection.execute(columns)).one_or_none()
+    paper = _paper(job, row)
     if row is None:
         return MemoryView(job_id=job_id, attempt=None, ranks=job.ranks, samples=[], phases=[], plan=[], paper=paper)
     within = (MemorySample.attempt_id == row.id) & MemorySample.step.between(first, last)
@@ -77,6 +81,15 @@ async def view(
         plan=row.plan_memory or [],
         paper=paper,
     )
+
+
+def _paper(job: Row[*tuple[Any, ...]], attempt: Row[*tuple[Any, ...]] | None) -> list[StageBytes]:
+    """The paper's bytes per rank by stage: of the attempt once its model is known, before that as planned at submit."""
+    if attempt is None or attempt.parameters is None:
+        return [StageBytes(stage=s["stage"], bytes=s["paper_bytes"]) for s in (job.plan or {}).get("stages", [])]
+    precision = job.spec["train"]["precision"]
+    each = {stage: paper_bytes_per_parameter(stage, attempt.ranks, precision) for stage in STAGES}
+    return [StageBytes(stage=stage, bytes=round(attempt.parameters * size)) for stage, size in each.items()]
 
 
 async def _samples(connection: AsyncConnection, within: Any, attempt: int, width: int) -> list[MemorySampleView]:

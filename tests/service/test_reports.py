@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -278,9 +279,28 @@ async def test_plan_ledger_and_memory_stand_beside_each_other(api: Api) -> None:
     assert memory["plan"] == plan["memory"]
     assert [(s["step"], s["rss"]) for s in memory["samples"]] == [(2, 1000), (3, 2000)]
     assert [(s["step"], s["rss"]) for s in memory["phases"]] == [(3, 2000)]
-    assert [s["stage"] for s in memory["paper"]] == [0, 1, 2, 3]
+    assert [(s["stage"], s["bytes"]) for s in memory["paper"]] == [(0, 112), (1, 84), (2, 70), (3, 56)]
     thin = (await api.admin.get(f"/v1/jobs/{job['id']}/memory", params={"width": 1})).json()
     assert [(s["step"], s["rss"], s["params"]) for s in thin["samples"]] == [(3, 2000, 10)]
+
+
+async def test_the_papers_lines_are_those_of_the_attempt_also_for_a_model_of_ones_own(api: Api, tmp_path: Path) -> None:
+    """No plan is made at submit for a user's model; once its ranks have said its size, the paper's bytes are shown.
+
+    P = 1000 in fp32: 16 P bytes at stage 0 and, on two ranks, 8 P at stage 3; this attempt, at stage 1, sends 2 P.
+    """
+    (tmp_path / "model.py").write_text("")
+    model = {"kind": "python", "entry": "model:build", "path": str(tmp_path)}
+    job = await api.submit(model=model, zero={"stage": 1})
+    path = f"/v1/jobs/{job['id']}"
+    rank = await start_attempt(api.database, job["id"])
+    assert (await api.admin.get(f"{path}/memory")).json()["paper"] == []
+    memory = [{"parameters": 1}, {"parameters": 1}]
+    plan = {"kind": "plan", "memory": memory, "traffic": [{}, {}], "parameters": 1000, "stage": 1, "chunk": 2}
+    await rank.report(api, {**plan, "at": points(1, {})["at"]})
+    paper = (await api.admin.get(f"{path}/memory")).json()["paper"]
+    assert [(line["stage"], line["bytes"]) for line in paper] == [(0, 16000), (1, 12000), (2, 10000), (3, 8000)]
+    assert (await api.admin.get(f"{path}/ledger")).json()["paper_bytes"] == 8000
 
 
 async def test_events_of_ranks_keep_their_data_and_their_time_of_arrival(api: Api) -> None:
