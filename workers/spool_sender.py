@@ -26,6 +26,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from workers.output_tail import complete_length, readable
+from workers.send_pace import between_looks, has_step, while_away
 
 SPOOL_FILE = "spool.jsonl"  # contract.SPOOL_FILE
 OUTPUT_FILE = "output.log"  # contract.OUTPUT_FILE
@@ -38,7 +39,6 @@ OUTPUT_HEAD_BYTES = 32 << 20  # sent whole; beyond it only the end of what is wa
 OUTPUT_TAIL_BYTES = 1 << 16
 SETTLE_SECONDS = 2.0  # a line without an end is sent after this
 REQUEST_SECONDS = 10.0
-LONGEST_PAUSE_SECONDS = 5.0
 
 Answer = Literal["applied", "refused", "forbidden", "away"]
 
@@ -120,15 +120,19 @@ class SpoolSender:
         self._done, self._open = self._read_journal()
         self._quiet_since = time.monotonic()
         self._seen_output = 0
+        self._behind = False  # the last cut left something that did not fit
+        self._trains_since: float | None = None  # since a completed step was sent
 
-    def run(self, gone: threading.Event, interval_seconds: float = 0.1) -> None:
-        """Send until closed, given up or `gone`; pauses grow to LONGEST_PAUSE_SECONDS while the server is away."""
-        pause = interval_seconds
-        while not (self.closed or self.given_up):
+    def run(self, gone: threading.Event) -> None:
+        """Send until closed, given up or `gone`; the end of the rank cuts a pause short."""
+        tries = 0
+        while not (self.closed or self.given_up or gone.is_set()):
             answer = self.step()
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS) if answer == "away" else interval_seconds
-            if gone.wait(pause if answer != "applied" else 0.0):
-                return
+            tries = tries + 1 if answer == "away" else 0
+            if tries:
+                gone.wait(while_away(tries))
+            elif answer is None or not self._behind:
+                self.ended.wait(between_looks(self._trained_seconds()))
 
     def step(self) -> Answer | None:
         """Cut and send at most one batch; None when there is nothing to send."""
@@ -137,10 +141,10 @@ class SpoolSender:
             if self._open is None:
                 return None
             self._journal(self._open)
-        cut = self._open
-        answer, applied = self.post(self._body(cut, self._records(cut)))
+        cut, records = self._open, self._records(self._open)
+        answer, applied = self.post(self._body(cut, records))
         if answer == "refused":
-            answer, applied = self.post(self._body(cut, self._mended(self._records(cut))))
+            answer, applied = self.post(self._body(cut, self._mended(records)))
             if answer == "refused":  # not the records: nothing more can be done for this batch
                 excuse = _event("report.refused", "the server refused a batch of reports", seq=cut.seq)
                 answer, applied = self.post(self._body(cut, [excuse]))
@@ -149,15 +153,21 @@ class SpoolSender:
         if answer == "applied":
             self._done, self._open = cut, None
             self.closed = cut.closed
+            if self._trains_since is None and has_step(records):
+                self._trains_since = time.monotonic()
         self.given_up = answer == "forbidden"
         return answer
+
+    def _trained_seconds(self) -> float:
+        return 0.0 if self._trains_since is None else time.monotonic() - self._trains_since
 
     def _cut(self) -> Cut | None:
         """The next batch's end offsets; None when there is nothing new."""
         ended = self.ended.is_set()  # read before the files: what comes after belongs to the next batch
         spool, spool_rest = self._spool_end(ended)
         output, skipped, output_rest = self._output_end(ended)
-        closed = ended and not spool_rest and not output_rest
+        self._behind = spool_rest or output_rest
+        closed = ended and not self._behind
         if (spool, output) == (self._done.spool, self._done.output) and not closed:
             return None
         return Cut(self._done.seq + 1, spool, output, closed, skipped)
