@@ -57,11 +57,22 @@ class Gather:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """A message that this rank waited for: seconds of the monotonic clock."""
+
+    key: str  # "collective/purpose"
+    begun: float  # on its way
+    waited: float  # this rank had nothing else to do
+    done: float
+
+
+@dataclass(frozen=True)
 class LedgerReport:
     """Payload of this rank by "collective/purpose", for example "exchange/gradients"."""
 
     bytes: dict[str, int]  # sent; what the plan predicts
     seconds: dict[str, float]  # spent waiting and copying
+    hidden: dict[str, float] = field(default_factory=dict)  # on their way while this rank did something else
 
     @property
     def total_bytes(self) -> int:
@@ -75,6 +86,8 @@ class Ledger:
         self.page = "step"
         self._bytes: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         self._seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._hidden: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._transfers: list[Transfer] | None = None
 
     def add(self, collective: str, purpose: str, num_bytes: int, seconds: float = 0.0) -> None:
         """Book one message."""
@@ -87,11 +100,25 @@ class Ledger:
         self._bytes[self.page][target] += num_bytes
 
     @contextmanager
-    def timed(self, collective: str, purpose: str, num_bytes: int) -> Iterator[None]:
-        """Book one message and the time that the block takes."""
+    def timed(self, collective: str, purpose: str, num_bytes: int, begun: float | None = None) -> Iterator[None]:
+        """Book one message and the time that the block takes. `begun`: when it was started, if that was earlier."""
         start = time.perf_counter()
         yield
-        self.add(collective, purpose, num_bytes, time.perf_counter() - start)
+        end = time.perf_counter()
+        self.add(collective, purpose, num_bytes, end - start)
+        begun = start if begun is None else begun
+        self._hidden[self.page][f"{collective}/{purpose}"] += start - begun
+        if self._transfers is not None:
+            self._transfers.append(Transfer(f"{collective}/{purpose}", begun, start, end))
+
+    def record(self) -> None:
+        """Keep every transfer from now on."""
+        self._transfers = []
+
+    def recorded(self) -> list[Transfer]:
+        """The transfers kept; recording ends."""
+        transfers, self._transfers = self._transfers or [], None
+        return transfers
 
     @contextmanager
     def on(self, page: str) -> Iterator[None]:
@@ -105,12 +132,18 @@ class Ledger:
     def report(self, page: str = "step") -> LedgerReport:
         """What stands on a page; purposes without a byte are left out, one rank sends nothing."""
         sent = {key: count for key, count in self._bytes[page].items() if count}
-        return LedgerReport(sent, {key: self._seconds[page][key] for key in self._bytes[page]})
+        seconds, hidden = self._seconds[page], self._hidden[page]
+        return LedgerReport(
+            sent,
+            {key: seconds[key] for key in self._bytes[page]},
+            {key: value for key, value in hidden.items() if value},
+        )
 
     def clear(self, page: str = "step") -> None:
         """Start a page again."""
         self._bytes.pop(page, None)
         self._seconds.pop(page, None)
+        self._hidden.pop(page, None)
 
 
 class Comm(Protocol):
@@ -130,9 +163,7 @@ class Comm(Protocol):
     def publish(self, buffer: Buffer, label: str) -> None:
         """Every rank has written its bytes. Raises DivergedError when ranks publish under different labels."""
 
-    def exchange(
-        self, buffer: Buffer, request: Exchange, purpose: str
-    ) -> Iterator[tuple[Range, list[Tensor | None]]]:
+    def exchange(self, buffer: Buffer, request: Exchange, purpose: str) -> Iterator[tuple[Range, list[Tensor | None]]]:
         """This rank's range of the bucket in slices: bucket elements, and each rank's piece of them (1-D, read only).
 
         The generator must be run to its end.

@@ -14,7 +14,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Timer
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ from zero_engine.hooks import ModuleHooks
 from zero_engine.layout import Layout
 from zero_engine.loss_scale import loss_scale_of
 from zero_engine.mail import Mailbox, Outcome, mean_loss
+from zero_engine.memory_meter import meter_of
 from zero_engine.persistent import Persistent
 from zero_engine.pieces import Pieces
 from zero_engine.plan import Blueprint, Plan
@@ -55,6 +56,7 @@ if TYPE_CHECKING:  # checkpoint files load xxhash, which a plain training run ca
     from zero_engine.self_test import LossOf
 
 
+ACTIVATIONS = "activations"  # the category of what is not the engine's
 FAREWELL_SECONDS = 1.0  # between leaving a loop over micro-batches and the end of the waiting ranks
 
 
@@ -69,6 +71,8 @@ class StepResult:
     seconds: dict[str, float]  # this rank's time by phase: forward, backward, reduce, update, gather
     bytes: dict[str, int]  # this rank's payload bytes by "collective/purpose"
     problem: str = ""  # what was not finite: the step, and the micro-batch or the parameter
+    hidden_seconds: float = 0.0  # messages were on their way for so long while this rank computed; not in `seconds`
+    memory: dict[str, dict[str, int]] = field(default_factory=dict)  # bytes by phase and category; see `watch_memory`
 
 
 class Engine(Persistent):
@@ -108,6 +112,7 @@ class Engine(Persistent):
         self.loss_scale = loss_scale_of(config.precision, config.loss_scale, config.loss_scale_growth)
         self._last_ledger = LedgerReport({}, {})
         self._trace: tuple[str | os.PathLike[str], int] | None = None  # where to, and after which step
+        self._watches_next = False  # the next step's memory is measured
         self._farewell: Timer | None = None  # tells waiting ranks that this one has left its loop
         self._start_persistent()
 
@@ -159,6 +164,9 @@ class Engine(Persistent):
         self.comm.ledger.clear()
         self.comm.ledger.page = "step"
         self._losses, self._weights = dict[int, Tensor](), dict[int, float]()
+        if self._watches_next:
+            self._watches_next = False
+            self._clock.watch(meter_of(self.device))
         self._tasks = self._tasks_of_step()
         for task in self._tasks:
             self._task = task
@@ -320,11 +328,21 @@ class Engine(Persistent):
         self._last_ledger = self.comm.ledger.report()
         seconds = self._clock.take()
         if self._trace is not None and self.completed_steps >= self._trace[1]:
-            write_trace(self._trace[0], self.rank, self._clock.recorded())
+            write_trace(self._trace[0], self.rank, self._clock.recorded(), self.comm.ledger.recorded())
             self._trace = None
         self.comm.ledger.page = "evaluation"
-        sent = dict(self._last_ledger.bytes)
-        return StepResult(mean_loss(outcome), norm, bool(problem), outcome.flag, seconds, sent, problem)
+        owned = self.memory()
+        return StepResult(
+            mean_loss(outcome),
+            norm,
+            bool(problem),
+            outcome.flag,
+            seconds,
+            dict(self._last_ledger.bytes),
+            problem,
+            sum(self._last_ledger.hidden.values()),
+            {phase: {**owned, ACTIVATIONS: count} for phase, count in self._clock.watched().items()},
+        )
 
     def _learning_rates(self, lr: float | Sequence[float] | None) -> list[float]:
         own = [each for _, each in self.optimizer.updates()]
@@ -358,6 +376,15 @@ class Engine(Persistent):
         """Write the next `steps` steps as a Chrome trace; "{rank}" in the path becomes this rank's number."""
         self._trace = (path, self.completed_steps + steps)
         self._clock.record()
+        self.comm.ledger.record()
+
+    def watch_memory(self) -> None:
+        """Measure the next step: its `StepResult.memory` has bytes by category at the peak of each phase.
+
+        Engine-owned categories stand for the whole step; "activations" is everything else that the step allocates,
+        gradient leaves and temporaries too. On a CPU every operation of that step takes longer; no bit changes.
+        """
+        self._watches_next = True
 
     def self_test(self, build: Callable[[], nn.Module], loss_of: LossOf) -> None:
         """Two steps in this configuration against the plain loop, compared bit for bit; then everything is put back.
@@ -392,6 +419,7 @@ class Engine(Persistent):
         for saver in self._savers:
             saver.close(abandon=error is not None)
         self._unhook()
+        self._clock.watched()
         if error is not None and self._hooks.failure.startswith(error):
             error = self._hooks.failure  # the same, with the module's name
         self.comm.close(error)
