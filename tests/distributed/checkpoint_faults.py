@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -46,13 +47,15 @@ class FullAfter(FileCalls):
 
 @dataclass
 class Denied(FileCalls):
-    """A store that was made read-only."""
+    """A store that takes nothing any more, for a reason of the kernel's: by default it was made read-only."""
+
+    reason: int = errno.EROFS
 
     def open(self, path: Path) -> int:
-        raise OSError(30, "Read-only file system")
+        raise OSError(self.reason, os.strerror(self.reason))
 
     def make_folder(self, path: Path) -> None:
-        raise OSError(30, "Read-only file system")
+        raise OSError(self.reason, os.strerror(self.reason))
 
 
 class Counting(LocalStore):

@@ -265,6 +265,43 @@ def test_a_full_disk_is_an_event_and_the_next_save_is_good(pool: Pool, memory_pa
     assert [name.step for name in list_checkpoints(LocalStore(memory_path))] == [3, 1]
 
 
+def fall_behind(rank: Rank, root: str) -> list[tuple[int, bool, str]]:
+    """Rank 1's first save hangs until rank 0 has given up three; then all is well again."""
+    engine = engine_of(rank, config_of(2))
+    store = GatedStore(root, gate="gate") if rank.rank == 1 else LocalStore(root)
+    saver = engine.saver(store, fence=1, policy="skip", patience_seconds=0.2 if rank.rank == 0 else 60)
+    reports = []
+    for step in (1, 2, 3):
+        train(engine, 1)
+        saver.save(step)
+        if rank.rank == 0:
+            reports += saver.finish()
+        engine._agreement.tell("", f"after {step}")
+    if isinstance(store, GatedStore):
+        store.open_gate()
+        reports += saver.finish()
+    saver._patience_seconds = 60
+    engine._agreement.tell("", "late")
+    train(engine, 1)
+    saver.save(4)
+    reports += saver.finish()
+    engine.close()
+    return sorted((report.step, report.skipped, report.problem) for report in reports)
+
+
+def test_a_rank_that_is_slow_by_two_checkpoints_spoils_none(pool: Pool, memory_path: Path) -> None:
+    """Its late shard and record belong to a save that was given up; they enter no other checkpoint."""
+    first, second = pool.run(2, fall_behind, str(memory_path))
+    assert [(step, bool(problem)) for step, _, problem in first] == [(1, True), (2, True), (3, True), (4, False)]
+    assert "no shard from ranks [1]" in first[0][2] and "rank 1" in first[1][2] and "skipped" in first[2][2]
+    assert second == [(1, False, ""), (2, True, ""), (3, True, ""), (4, False, "")]
+    store = LocalStore(memory_path)
+    assert [name.step for name in list_checkpoints(store)] == [4]
+    assert verify(store, list_checkpoints(store)[0].folder).ok
+    late = memory_path / "step-0000000001-attempt-000001"
+    assert len(list(late.glob("*.safetensors"))) == 2 and not (late / "manifest.json").exists()
+
+
 def save_non_finite(rank: Rank, root: str) -> str:
     engine = engine_of(rank, config_of(1))
     saver = engine.saver(root, fence=1)

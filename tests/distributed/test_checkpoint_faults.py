@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,11 @@ from tests.distributed.engine_cases import adamw, built, engine_of, tied, train
 from tests.distributed.rank_pool import Pool, Rank
 from zero_engine import AdamW, Engine, ZeroConfig
 from zero_engine.catalog import list_checkpoints, verify
+from zero_engine.checkpoint import draft_of
 from zero_engine.manifest import CheckpointError, Progress
+from zero_engine.reshard import MASTER, runs_of
+from zero_engine.shard import Record, Source, publish, put_record, wait_for_records, write_shard
+from zero_engine.state import DTYPES, block_bytes, bytes_of
 from zero_engine.store import FileCalls, LocalStore, StoreAway
 
 CONFIG = ZeroConfig(stage=2, micro_batches=4, chunk=2)
@@ -174,7 +180,7 @@ def test_an_empty_store_is_no_fresh_start(pool: Pool, memory_path: Path) -> None
 
 
 def save_onto(rank: Rank, root: str, fails: dict[int, FileCalls]) -> tuple[list[str], str]:
-    """Step 1 saved well, step 2 with one rank's store broken: the errors, and the digest after training on."""
+    """Step 1 saved well, step 2 with one rank's store broken, then mended: the errors, and the digest in the end."""
     engine = engine_of(rank, CONFIG)
     train(engine, 1)
     engine.save(root, fence=1)
@@ -184,6 +190,7 @@ def save_onto(rank: Rank, root: str, fails: dict[int, FileCalls]) -> tuple[list[
         engine.save(LocalStore(root, fails.get(rank.rank)), fence=1)
     except CheckpointError as error:
         problems.append(str(error))
+    engine.save(root, fence=1)  # the same step again, into the folder that was left half full
     train(engine, 1)
     engine.save(root, fence=1)
     digest = engine.digest()
@@ -193,17 +200,24 @@ def save_onto(rank: Rank, root: str, fails: dict[int, FileCalls]) -> tuple[list[
 
 @pytest.mark.parametrize("broken", [0, 1])
 @pytest.mark.parametrize(
-    ("calls", "words"), [(FullAfter(0), "No space"), (FullAfter(3000), "No space"), (Denied(), "Read-only")]
+    ("calls", "words"),
+    [
+        (FullAfter(0), "No space"),
+        (FullAfter(3000), "No space"),
+        (Denied(), "Read-only"),
+        (Denied(errno.EDQUOT), "quota"),
+        (Denied(errno.EACCES), "Permission denied"),
+    ],
 )
 def test_a_store_that_fails_on_one_rank_fails_the_save_on_all(
     pool: Pool, memory_path: Path, broken: int, calls: FileCalls, words: str
 ) -> None:
-    """Every rank raises the same sentence, nothing is published, training goes on and the next save is good."""
+    """Every rank raises the same sentence, nothing is published; saving again, at once or a step later, is good."""
     outcomes = pool.run(2, save_onto, str(memory_path), {broken: calls})
     for problems, digest in outcomes:
         assert len(problems) == 1 and words in problems[0] and f"rank {broken}" in problems[0]
         assert digest == outcomes[0][1]
-    assert [name.step for name in list_checkpoints(LocalStore(memory_path))] == [3, 1]
+    assert [name.step for name in list_checkpoints(LocalStore(memory_path))] == [3, 2, 1]
     assert not list(memory_path.rglob(".tmp-*"))
     assert all(verify(LocalStore(memory_path), name.folder).ok for name in list_checkpoints(LocalStore(memory_path)))
 
@@ -245,6 +259,44 @@ def test_each_rank_reads_only_its_own_bytes(pool: Pool, memory_path: Path, stage
     together = sum(sum(files.values()) for files in read)
     assert 0 < sum(shards) - together < 10_000, "only the headers are not read"
     assert max(sum(files.values()) for files in read) < 0.45 * together
+
+
+SHARDS = 13
+
+
+def save_in_many_shards(rank: Rank, store: str) -> str:
+    """The state of one rank, written as thirteen ranks would have written it; its digest."""
+    engine = engine_of(rank, CONFIG)
+    train(engine, 2)
+    subject, local = engine._subject, LocalStore(store)
+    draft = replace(draft_of(subject, 2, 1, Progress()), ranks=SHARDS)
+    digest = engine.digest()
+    for number in range(SHARDS):
+        sources = []
+        for piece in engine.layout.pieces(number, SHARDS):
+            tensors = engine.master.tensors(piece.run, piece.range)
+            for run in runs_of(engine.layout, piece, subject.moments):
+                tensor = tensors["parameter" if run.kind == MASTER else run.kind]
+                size = block_bytes(engine.layout, tensor)
+                sources.append(Source(run.kind, DTYPES[tensor.dtype], run.first, size, bytes_of(tensor)))
+        part = int(digest, 16) if number == 0 else 0
+        put_record(local, draft.folder, Record(write_shard(local, draft.folder, number, sources), part, "t"))
+    publish(local, draft, wait_for_records(local, draft.folder, SHARDS, "t", patience_seconds=0))
+    engine.close()
+    return digest
+
+
+def test_more_shards_than_readers_have_ranks(pool: Pool, memory_path: Path) -> None:
+    """Thirteen shards, some without a block of some unit: 1, 2 and 4 ranks read them; damage in one is named."""
+    (digest,) = pool.run(1, save_in_many_shards, str(memory_path))
+    for ranks, stage in ((1, 0), (2, 3), (4, 2)):
+        assert pool.run(ranks, load, str(memory_path), stage) == [(digest, [])] * ranks
+    (name,) = list_checkpoints(LocalStore(memory_path))
+    shard = memory_path / name.folder / "rank-00011.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    assert verify(LocalStore(memory_path), name.folder).bad_ranks == (11,)
 
 
 def load_vanishing(rank: Rank, store: str, after: int) -> tuple[str, list[tuple[str, str]]]:

@@ -41,7 +41,7 @@ def resume_each(rank: Rank, config: ZeroConfig, stores: list[str], steps: int) -
     return found
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_every_shape_resumes_as_every_other(pool: Pool, memory_path: Path, precision: str) -> None:
     """Sixteen checkpoints, each read by sixteen shapes and trained on: one digest, that of the uninterrupted run."""
     config = replace(CONFIG, precision=precision)

@@ -101,6 +101,32 @@ def test_by_policy_a_failed_save_ends_the_attempt_within_a_step(pool: Pool, memo
         assert step == 5
 
 
+def run_out_of_room(rank: Rank, root: str) -> tuple[str, list[str], list[int]]:
+    """Rank 1's disk is full from step 3 to step 7; rank 0 removes what exceeds keep_latest."""
+    attempt = Attempt(rank, root, ["checkpoint.keep_latest=2", "train.steps=8"])
+    attempt.saving._order = attempt.order.model_copy(update={"retains": True})
+    seen = list[int]()
+
+    def fill(completed: int) -> None:
+        saver = attempt.saving._saver
+        if completed == 2 and saver is not None and rank.rank == 1:
+            saver.wait()
+            saver._store = LocalStore(root + "/store", FullAfter(100))
+        if completed == 7 and saver is not None:
+            saver.wait()
+            seen[:] = saved_steps(Path(root))
+
+    outcome = attempt.run(fill)
+    return outcome, [event["message"] for event in attempt.events("checkpoint.failed")], seen
+
+
+def test_nothing_is_removed_before_the_new_one_is_durable(pool: Pool, memory_path: Path) -> None:
+    """Saves fail one after the other on a full disk: the two good ones before them stay until a good one follows."""
+    (outcome, failed, seen), _ = pool.run(2, run_out_of_room, str(memory_path))
+    assert outcome == "finished" and len(failed) == 5
+    assert seen == [1, 2] and saved_steps(memory_path) == [2, 8]
+
+
 def stop_beside_a_save(rank: Rank, root: str) -> tuple[str, list[int]]:
     """A stop at step 2 while the save of step 1 hangs."""
     gate = GatedStore(root + "/store", gate=f"gate-{rank.rank}")
