@@ -8,6 +8,7 @@ from pathlib import Path
 
 WANTED = {*range(1, 4), *range(5, 15), *range(16, 24), *range(25, 29), *range(30, 34), *range(35, 38), *range(39, 46)}
 WANTED |= {*range(47, 55), *range(56, 61), *range(62, 68), 92, *range(94, 97), 98, 99, 100}
+WANTED |= {68, 70, *range(72, 75), 76, 77, *range(79, 86), *range(87, 92)}
 
 
 def _rows(root: Path) -> list[list[str]]:

@@ -22,7 +22,7 @@ from tests.counted_calls import CountedCalls
 from tests.unit.checkpoint_by_hand import ByHand
 from zero_engine.catalog import delete, list_checkpoints, unfinished, verify
 from zero_engine.manifest import CheckpointError
-from zero_engine.shard import publish, wait_for_records
+from zero_engine.shard import Record, publish, put_record, wait_for_records, write_shard
 from zero_engine.store import Bytes, ErrorType, LocalStore, NotFound, Store, StoreError, Writer, check_key
 from zero_engine.writer import Order, carry_out
 
@@ -298,3 +298,16 @@ def test_an_older_clock_makes_no_older_checkpoint() -> None:
         records = wait_for_records(bucket, by_hand.folder, 2, "t", patience_seconds=0)
         publish(bucket, replace(by_hand.draft(), created=created), records)
     assert [name.step for name in list_checkpoints(bucket)] == [2, 1]
+
+
+@pytest.mark.parametrize("kind", ["master", "exp_avg", "exp_avg_sq"])
+def test_a_state_without_one_of_its_kinds_is_never_published(kind: str) -> None:
+    """Weights without moments, or moments without weights, are no checkpoint: the save names what is absent."""
+    bucket = Bucket()
+    by_hand = ByHand(bucket)
+    by_hand.write_shard(0)
+    sources = [source for source in by_hand.sources(1) if source.kind != kind]
+    put_record(bucket, by_hand.folder, Record(write_shard(bucket, by_hand.folder, 1, sources), 0, "t"))
+    with pytest.raises(CheckpointError, match=f"of {kind} are in no shard"):
+        publish(bucket, by_hand.draft(), wait_for_records(bucket, by_hand.folder, 2, "t", patience_seconds=0))
+    assert list_checkpoints(bucket) == ()
