@@ -165,6 +165,7 @@ class Applier:
         if not await asyncio.to_thread(self._release, command.attempt_id):
             log.warning("attempt.not_released attempt=%s", command.attempt_id)
             return
+        await self._storekeeper.take_in_spools(command.attempt_id)
         try:
             await self._storekeeper.index(command.job_id)
         except StoreError as error:  # the next launch looks again, and waits for the store

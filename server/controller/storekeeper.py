@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from server.controller import checkpoint_files
+from server.controller import checkpoint_files, spools
 from server.controller.checkpoint_files import OpenStore
 from server.controller.leader import Leadership
 from server.controller.retention import ALWAYS_KEPT, Keeping, Kept, removable
@@ -102,6 +102,10 @@ class Storekeeper:
         async with self._leadership.write() as tx:
             if await jobs.remove(tx, job_id):
                 await events.append(tx, None, "job.deleted", f"Job {job_id} was removed.", actor="controller")
+
+    async def take_in_spools(self, attempt_id: str) -> None:
+        """Apply what the ranks of a released attempt left unsent on this machine."""
+        await spools.take_in(self._leadership, self._settings, attempt_id)
 
     async def drop_spools(self, attempt_id: str) -> None:
         """Remove an attempt's rank folders on this machine, when all that is in them was applied."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,12 @@ from server import lifespan
 from server.controller import applying
 from server.controller.actions import Start
 from server.controller.cluster import LaunchFailed, NoCapacity
-from server.models import Attempt, Job, PointTail, Series
-from server.rows import attempts, jobs
+from server.models import Attempt, Job, PointTail, ReportSeq, Series
+from server.rows import attempts, jobs, series
 from server.states import Action, AttemptStatus, Desired, Status
 from tests.service.controller_world import BOTH, Fault, World, in_world
-from workers.contract import AttemptId, EventRecord, JobId
+from workers.contract import SPOOL_FILE, AttemptId, EventRecord, JobId
+from workers.spool_sender import JOURNAL_FILE
 
 
 @in_world(databases=BOTH)
@@ -480,6 +483,35 @@ async def test_when_the_cluster_lost_everything_running_jobs_go_on_from_their_ch
     done = await world.until_status(job, Status.SUCCEEDED)
     assert (done.attempt, (await world.attempt(job)).resume_step) == (2, 20)
     assert "node_lost" in [e.data.get("reason") for e in await world.events(job)]
+
+
+@in_world(databases=BOTH)
+async def test_what_ranks_wrote_and_nobody_sent_is_taken_in_from_their_folders(world: World) -> None:
+    """Head, actors and agent died together while the server was away: no step is missing, and none is counted twice."""
+    job = await world.submit(steps=40)
+    await world.until_step(job, 12)
+    attempt, step = (await world.attempt(job)).id, (await world.job(job)).step
+    world.cluster.lose_everything()
+    async with world.database.read() as connection:
+        query = select(ReportSeq.rank, ReportSeq.seq).where(ReportSeq.attempt_id == attempt)
+        sent = {row.rank: row.seq for row in (await connection.execute(query)).all()}
+    for rank, seq in sent.items():
+        _leave_unsent(world.settings.ranks_dir / attempt / str(rank), seq, range(step + 1, step + 6))
+    await world.until_status(job, Status.SUCCEEDED)
+    async with world.database.read() as connection:
+        stored = {s.attempt: s for s in await series.stats(connection, job) if (s.name, s.rank) == ("loss", 0)}
+    assert (stored[1].count, stored[1].last_step, stored[1].out_of_order_count) == (step + 5, step + 5, 0)
+    assert not (world.settings.ranks_dir / attempt).exists()
+
+
+def _leave_unsent(folder: Path, seq: int, steps: range) -> None:
+    """A rank's folder whose batches up to `seq` were applied, the last one's answer perhaps not heard."""
+    folder.mkdir(parents=True)
+    cuts = [{"seq": number, "spool": 0, "output": 0} for number in (seq - 1, seq)]
+    (folder / JOURNAL_FILE).write_text("".join(json.dumps(cut) + "\n" for cut in cuts))
+    at = "2026-11-29T12:00:09Z"
+    lines = [json.dumps({"kind": "points", "at": at, "step": step, "values": {"loss": 1.0}}) for step in steps]
+    (folder / SPOOL_FILE).write_text("\n".join(lines) + "\n")
 
 
 @in_world()

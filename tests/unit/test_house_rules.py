@@ -24,6 +24,7 @@ SERVER_MAY_IMPORT = {
     "workers.object_store",
     "workers.spec",
     "workers.process_table",
+    "workers.spool_sender",
     "zero_engine.config",
     "zero_engine.layout",
     "zero_engine.plan",
