@@ -1,8 +1,8 @@
-"""Gradients of the whole model, exchanged at the end of a round: how stages 0 and 1 synchronise."""
+"""Gradients of the whole model in one buffer, exchanged once a round: how stages 0 and 1 synchronise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,9 @@ from zero_engine.strategy import Setting, Task
 class BulkSynchronizer:
     """Folds this rank's micro-batches of a round into one buffer, then exchanges all buckets of it.
 
-    A leaf is copied when it is the first of its chunk and added afterwards; nothing is ever added to zeros.
+    A leaf is copied when it is the first of its chunk and added afterwards; nothing is ever added to zeros. Where bytes
+    travel by themselves, a unit leaves during the round's last backward, as soon as it and all units after it are done:
+    the same order on every rank, whatever it ran. A rank without work in the round keeps to it too.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -30,6 +32,11 @@ class BulkSynchronizer:
         local = self.buffer.local
         kinds = {fold.summed for round in self._rounds for fold in round.folds}
         self._forms = {summed: BucketViews(setting.blueprint, local, self.offsets, summed) for summed in kinds}
+        self._order = [unit.index for unit in reversed(setting.blueprint.layout.units)]  # in which units travel
+        self._unit_of = {e.ordinal: setting.blueprint.layout.runs[e.run].unit for e in setting.blueprint.layout.entries}
+        self._finished: set[int] = set()  # units without further leaves in this round
+        self._sent = 0  # units of the order that have left in this round
+        self._fold: Callable[[], None] = _nothing  # of the bucket that is on its way
         self._done = 0  # rounds exchanged in this step
         self._folded: set[int] = set()  # parameters with a leaf in the chunk being folded
         self._piece: set[int] = set()  # parameters with a leaf in the running micro-batch
@@ -51,6 +58,11 @@ class BulkSynchronizer:
             self._setting.comm.reclaim(self.buffer)
 
     def accept(self, ordinal: int, leaf: Tensor) -> None:
+        if self._unit_of[ordinal] in self._finished:
+            raise UsageError(
+                f"a gradient of '{self._setting.name_of(ordinal)}' came after its unit was finished; with "
+                "torch.utils.checkpoint, pass use_reentrant=False"
+            )
         if not self._task.counts:
             return
         if ordinal in self._piece and not self._task.opens:
@@ -66,14 +78,15 @@ class BulkSynchronizer:
             self._views.of(ordinal).copy_(leaf)
 
     def unit_done(self, unit: int) -> None:
-        """Nothing travels before the round is over."""
+        if self._task.closes and self._setting.comm.overlaps:
+            self._finished.add(unit)
+            while self._sent < len(self._order) and self._order[self._sent] in self._finished:
+                self._send(self._order[self._sent : self._sent + 1], self._task.round)
 
     def sync_gradients(self) -> None:
         for ordinal in self._piece:
             self._touched |= 1 << ordinal
         if self._task.closes:
-            if self._task.counts:
-                self._views.zero_except(self._folded)
             self._exchange(self._task.round)
 
     def finish(self) -> int:
@@ -84,11 +97,32 @@ class BulkSynchronizer:
         return touched
 
     def _exchange(self, round: Round) -> None:
-        self._setting.comm.publish(self.buffer, "gradients")
-        for bucket in self._setting.blueprint.buckets:
-            self._reducer.reduce(bucket, self.buffer, self.offsets[bucket.index], round, "gradients")
+        """Send what has not left yet, and fold everything."""
+        self._send(self._order[self._sent :], round)
+        self._arrive()
         self._setting.comm.release(self.buffer)
+        self._finished.clear()
+        self._sent = 0
         self._done += 1
+
+    def _send(self, units: Sequence[int], round: Round) -> None:
+        """Begin to exchange the buckets of `units`, one on its way at a time."""
+        blueprint = self._setting.blueprint
+        if round.sends(self._setting.rank):
+            for unit in units:
+                self._views.zero_except(self._folded, unit)
+        if self._sent == 0:
+            self._setting.comm.publish(self.buffer, "gradients")
+        for unit in units:
+            for bucket in blueprint.buckets_in(unit):
+                self._arrive()
+                self._fold = self._reducer.begin(bucket, self.buffer, self.offsets[bucket.index], round, "gradients")
+        self._sent += len(units)
+
+    def _arrive(self) -> None:
+        """Fold the bucket that is on its way."""
+        self._fold()
+        self._fold = _nothing
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -110,6 +144,9 @@ def offsets_of(blueprint: Blueprint) -> dict[int, int]:
     return offsets
 
 
+def _nothing() -> None:
+    """No bucket is on its way."""
+
+
 def _is_sum(round: Round, rank: int) -> bool:
     return any(fold.summed for fold in round.folds if fold.source == rank)
-

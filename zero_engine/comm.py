@@ -4,7 +4,10 @@ A reduction across ranks is an exchange of pieces and an ordered sum by the owne
 (every owner reads its range of everybody's bucket) and `gather` (everybody reads every owner's range). A buffer that
 others read goes through one cycle, the same for all transports:
 
-    reclaim (wait until nobody reads it)  ->  write  ->  publish (all have written)  ->  exchange | gather  ->  release
+    reclaim (wait until nobody reads it)  ->  write  ->  publish (this rank has)  ->  exchange | gather  ->  release
+
+Nothing waits before it must: `publish`, `exchange` and `fetch` return at once, and the ranks meet where the bytes are
+used. A rank that begins an exchange or a fetch early finds the bytes there when it comes for them.
 
 `comm_group.py` moves bytes with a process group, `comm_shm.py` through shared memory; both pass the same tests.
 """
@@ -146,6 +149,13 @@ class Ledger:
         self._hidden.pop(page, None)
 
 
+class Arrival(Protocol):
+    """Bytes on their way to a target."""
+
+    def wait(self) -> None:
+        """Returns when they are there. Call it once. Raises PeerError, DivergedError."""
+
+
 class Comm(Protocol):
     """What the engine needs of a transport. Every method is called by all ranks in the same order."""
 
@@ -153,6 +163,7 @@ class Comm(Protocol):
     ranks: int
     ledger: Ledger
     name: str  # group | shared
+    overlaps: bool  # whether bytes travel while this rank computes, so that it pays to begin early
 
     def allocate(self, label: str, sizes: Sequence[int]) -> Buffer:
         """A zeroed buffer of `sizes[rank]` bytes on every rank, on the engine's device."""
@@ -161,16 +172,21 @@ class Comm(Protocol):
         """Wait until no other rank reads what this rank published, so that it may write again."""
 
     def publish(self, buffer: Buffer, label: str) -> None:
-        """Every rank has written its bytes. Raises DivergedError when ranks publish under different labels."""
+        """This rank has written its bytes. When ranks publish under different labels, the next read that waits for the
+        others raises DivergedError.
+        """
 
     def exchange(self, buffer: Buffer, request: Exchange, purpose: str) -> Iterator[tuple[Range, list[Tensor | None]]]:
         """This rank's range of the bucket in slices: bucket elements, and each rank's piece of them (1-D, read only).
 
-        The generator must be run to its end.
+        Messages are on their way when this returns; the iterator must be run to its end before the next exchange.
         """
 
+    def fetch(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> Arrival:
+        """Begin to bring every owner's bytes to `target` (1-D uint8; may be the buffer itself)."""
+
     def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
-        """Bring every owner's bytes to `target` (1-D uint8; may be the buffer itself)."""
+        """`fetch`, and wait."""
 
     def release(self, buffer: Buffer) -> None:
         """This rank no longer reads what the others published."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,112 +14,174 @@ from torch import Tensor
 from zero_engine.comm import Buffer, Exchange, Gather, Ledger, diverged, reason_of, sent_in_exchange, sent_in_gather
 from zero_engine.errors import PeerError
 from zero_engine.layout import Range
-from zero_engine.wire import Bell, Message, Wire
+from zero_engine.wire import Bell, Message, Wire, Work
 
 _LABEL_BYTES = 96
+_SETS = 2  # of slices in the staging
+
+_Posted = tuple[Sequence[Work], list[Tensor | None]]  # messages of one slice number; the arriving pieces by rank
+
+
+@dataclass(frozen=True)
+class _Word:
+    """Where this rank says that it is, and what the others will have said."""
+
+    label: str
+    own: Tensor  # 1-D uint8
+    heard: Tensor  # (ranks, label bytes) uint8; the own row is not used
+    works: Sequence[Work]
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """An exchange under way."""
+
+    own: Tensor | None  # 1-D, this rank's piece of the bucket
+    dtypes: list[torch.dtype | None]  # of each rank's piece
+    parts: list[list[Range]]  # by owner: elements of the bucket, a slice at a time
+    count: int  # of the longest
 
 
 class GroupComm:
-    """Point-to-point messages in slices that fit the reserved staging, the next slice under way while one is summed.
+    """Point-to-point messages in slices that fit the reserved staging, two under way while one is summed.
 
     gloo's own reduce-scatter and all-reduce are three to four times slower than this exchange, and sum in an order of
     their own; NCCL runs the same messages as one grouped launch, and `all_gather_into_tensor` where shards are even.
     A group of one rank sends nothing and needs no torch.distributed.
+
+    Note: who waits for what. gloo moves bytes in threads of its own, but only between a send and a receive that both
+    stand, so both are started as early as there is memory for them. Words (labels) travel ahead of the data on the same
+    streams and are compared when the data is needed: ranks that ran different modules are told so, and ranks that did
+    not never wait for a word alone. What arrived and what was sent with it are waited for together: a process that ends
+    after a step has nothing left to send.
     """
 
     name = "group"
 
     def __init__(self, wire: Wire, rank: int, ranks: int, device: torch.device, bell: Bell) -> None:
-        self.rank, self.ranks, self.ledger = rank, ranks, Ledger()
+        self.rank, self.ranks, self.ledger, self.overlaps = rank, ranks, Ledger(), ranks > 1
+        self._others = [peer for peer in range(ranks) if peer != rank]
         self._wire, self._device, self._slice = wire, device, 1  # elements of a slice
         self._room = 0  # bytes for an arriving one
         self._staging = torch.empty(0, dtype=torch.uint8, device=device)  # two sets of one slice per peer
         self._buffers = 0
         self._bell = bell
-        self._heads = torch.zeros(2 * ranks, _LABEL_BYTES, dtype=torch.uint8)  # labels sent and received
+        self._words = deque[_Word]()  # said, not yet compared
+        self._said = self._compared = 0
 
     def reserve(self, staging: Tensor, slice_elements: int) -> None:
         self._staging, self._slice = staging, slice_elements
-        self._room = staging.numel() // max(1, 2 * (self.ranks - 1))
+        self._room = staging.numel() // max(1, _SETS * (self.ranks - 1))
 
     def allocate(self, label: str, sizes: Sequence[int]) -> Buffer:
         self._buffers += 1
         return Buffer(self._buffers, label, torch.zeros(sizes[self.rank], dtype=torch.uint8, device=self._device))
 
     def reclaim(self, buffer: Buffer) -> None:
-        """Messages were copied out when they were sent."""
+        """What was sent has left: messages are waited for in both directions."""
 
     def publish(self, buffer: Buffer, label: str) -> None:
         buffer.published += 1
-        self._check(label)
+        self._say(label)
 
-    def _check(self, label: str) -> None:
-        """All ranks say where they are; on a GPU this would cost a wait, and NCCL's own watchdog has to do."""
+    def _say(self, label: str) -> None:
+        """All ranks say where they are; on a GPU comparing would cost a wait, and NCCL's own watchdog has to do."""
         if self._device.type != "cpu" or self.ranks == 1:
             return
         text = label.encode()[:_LABEL_BYTES].ljust(_LABEL_BYTES)
-        sent, heard = self._heads[: self.ranks], self._heads[self.ranks :]
-        sent[self.rank].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        others = [peer for peer in range(self.ranks) if peer != self.rank]
-        works = self._start([(peer, sent[self.rank]) for peer in others], [(peer, heard[peer]) for peer in others])
-        self._wait(works)
-        for peer in range(self.ranks):
-            if peer != self.rank and not torch.equal(heard[peer], sent[self.rank]):
-                raise diverged(self.rank, label, peer, bytes(heard[peer].tolist()).decode(errors="replace").strip())
+        own = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        heard = torch.empty(self.ranks, _LABEL_BYTES, dtype=torch.uint8)
+        sends = [(peer, own) for peer in self._others]
+        with self._peers_named():
+            works = self._wire.tell(sends, [(peer, heard[peer]) for peer in self._others])
+        self._words.append(_Word(label, own, heard, works))
+        self._said += 1
+
+    def _compare(self, number: int) -> None:
+        """Raises DivergedError unless the first `number` words were the same on all ranks."""
+        while self._compared < number:
+            word = self._words.popleft()
+            self._wait(word.works)
+            for peer in self._others:
+                if not torch.equal(word.heard[peer], word.own):
+                    theirs = bytes(word.heard[peer].tolist()).decode(errors="replace").strip()
+                    raise diverged(self.rank, word.label, peer, theirs)
+            self._compared += 1
 
     def release(self, buffer: Buffer) -> None:
         """Nothing is read from others."""
 
-    def exchange(
-        self, buffer: Buffer, request: Exchange, purpose: str
-    ) -> Iterator[tuple[Range, list[Tensor | None]]]:
+    def exchange(self, buffer: Buffer, request: Exchange, purpose: str) -> Iterator[tuple[Range, list[Tensor | None]]]:
         dtypes = [None if name is None else getattr(torch, name) for name in request.dtypes]
         mine = dtypes[self.rank]
         own = None if mine is None else _typed(buffer.local, request.offset, request.owners[-1].stop, mine)
-        sent = sent_in_exchange(request, self.rank, 0 if mine is None else mine.itemsize)
-        slices = [list(_slices(part, self._slice)) for part in request.owners]
-        count = max(map(len, slices))
-        self.ledger.add("exchange", purpose, sent)
-        posted = self._post(own, dtypes, slices, 0) if count else None
-        for number in range(count):
-            with self.ledger.timed("exchange", purpose, 0):
-                assert posted is not None
-                pieces = self._finish(posted)
-            posted = self._post(own, dtypes, slices, number + 1) if number + 1 < count else None
-            if number < len(slices[self.rank]):
-                part = slices[self.rank][number]
-                pieces[self.rank] = None if own is None else own[part.start : part.stop]
-                yield part, pieces
+        self.ledger.add("exchange", purpose, sent_in_exchange(request, self.rank, 0 if mine is None else mine.itemsize))
+        parts = [list(_cut(part, self._slice)) for part in request.owners]
+        slices = _Slices(own, dtypes, parts, max(map(len, parts)))
+        posted = deque(self._post(slices, number) for number in range(min(_SETS, slices.count)))
+        return self._arrivals(slices, posted, self._said, purpose)
 
-    def _post(
-        self, own: Tensor | None, dtypes: list[torch.dtype | None], slices: list[list[Range]], number: int
-    ) -> tuple[list[Any], list[Tensor | None]]:
-        """Start the messages of one slice number; (works, arriving pieces by rank)."""
+    def _arrivals(
+        self, slices: _Slices, posted: deque[_Posted], words: int, purpose: str
+    ) -> Iterator[tuple[Range, list[Tensor | None]]]:
+        for number in range(slices.count):
+            works, pieces = posted.popleft()
+            self._arrive(works, words, "exchange", purpose)
+            if number < len(slices.parts[self.rank]):
+                part = slices.parts[self.rank][number]
+                pieces[self.rank] = None if slices.own is None else slices.own[part.start : part.stop]
+                yield part, pieces
+            if number + _SETS < slices.count:
+                posted.append(self._post(slices, number + _SETS))
+
+    def _post(self, slices: _Slices, number: int) -> _Posted:
+        """Start the messages of one slice number; (those, the arriving pieces by rank)."""
         sends, receives = list[Message](), list[Message]()
         pieces: list[Tensor | None] = [None] * self.ranks
-        for peer in range(self.ranks):
-            if peer == self.rank:
-                continue
-            if own is not None and number < len(slices[peer]):
-                part = slices[peer][number]
-                sends.append((peer, own[part.start : part.stop]))
-            dtype = dtypes[peer]
-            if dtype is not None and number < len(slices[self.rank]):
-                place = (peer - (peer > self.rank) + (self.ranks - 1) * (number % 2)) * self._room
-                piece = _typed(self._staging, place, len(slices[self.rank][number]), dtype)
+        for place, peer in enumerate(self._others):
+            if slices.own is not None and number < len(slices.parts[peer]):
+                part = slices.parts[peer][number]
+                sends.append((peer, slices.own[part.start : part.stop]))
+            dtype = slices.dtypes[peer]
+            if dtype is not None and number < len(slices.parts[self.rank]):
+                start = (place + len(self._others) * (number % _SETS)) * self._room
+                piece = _typed(self._staging, start, len(slices.parts[self.rank][number]), dtype)
                 receives.append((peer, piece))
                 pieces[peer] = piece
         return self._start(sends, receives), pieces
 
-    def _finish(self, posted: tuple[list[Any], list[Tensor | None]]) -> list[Tensor | None]:
-        self._wait(posted[0])
-        return posted[1]
+    def fetch(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> _Fetched:
+        self.ledger.add("gather", purpose, sent_in_gather(request, self.rank))
+        if request.checked:
+            self._say(request.label)
+        source, place = request.sources[self.rank], request.targets[self.rank]
+        own = buffer.local[source.start : source.stop]
+        if _even(request.targets):
+            with self._peers_named():
+                whole = target[request.targets[0].start : request.targets[-1].stop]
+                if self._wire.gather(whole, own):
+                    return _Fetched(self, (), self._said, purpose)
+        parts = [(peer, request.targets[peer]) for peer in self._others]
+        receives = [(peer, target[part.start : part.stop]) for peer, part in parts if len(part)]
+        works = self._start([(peer, own) for peer in self._others] if own.numel() else [], receives)
+        if own.data_ptr() != target[place.start :].data_ptr():
+            target[place.start : place.stop].copy_(own)
+        return _Fetched(self, works, self._said, purpose)
 
-    def _start(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
+    def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
+        self.fetch(buffer, request, target, purpose).wait()
+
+    def _start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[Work]:
         with self._peers_named():
             return self._wire.start(sends, receives)
 
-    def _wait(self, works: list[Any]) -> None:
+    def _arrive(self, works: Sequence[Work], words: int, collective: str, purpose: str) -> None:
+        """Wait for messages that began when `words` had been said."""
+        with self.ledger.timed(collective, purpose, 0):
+            self._compare(words)
+            self._wait(works)
+
+    def _wait(self, works: Sequence[Work]) -> None:
         with self._peers_named():
             for work in works:
                 work.wait()
@@ -131,27 +194,6 @@ class GroupComm:
         except RuntimeError as error:
             raise PeerError(self._bell.heard() or f"a rank of the group is gone: {error}") from error
 
-    def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
-        with self.ledger.timed("gather", purpose, sent_in_gather(request, self.rank)):
-            if request.checked:
-                self._check(request.label)
-            source, place = request.sources[self.rank], request.targets[self.rank]
-            own = buffer.local[source.start : source.stop]
-            if _even(request.targets) and self._wire.gather(
-                target[request.targets[0].start : request.targets[-1].stop], own
-            ):
-                return
-            works = self._gather_messages(own, request, target)
-            if own.data_ptr() != target[place.start :].data_ptr():
-                target[place.start : place.stop].copy_(own)
-            self._wait(works)
-
-    def _gather_messages(self, own: Tensor, request: Gather, target: Tensor) -> list[Any]:
-        others = [peer for peer in range(self.ranks) if peer != self.rank]
-        parts = [(peer, request.targets[peer]) for peer in others]
-        receives = [(peer, target[part.start : part.stop]) for peer, part in parts if len(part)]
-        return self._start([(peer, own) for peer in others] if own.numel() else [], receives)
-
     def note(self, text: str) -> None:
         self._bell.ring(f"rank {self.rank} failed: {text}")
 
@@ -163,11 +205,25 @@ class GroupComm:
             self._wire.cut()
 
 
+@dataclass(frozen=True)
+class _Fetched:
+    """A gather under way."""
+
+    comm: GroupComm
+    works: Sequence[Work]
+    words: int  # said when it began
+    purpose: str
+
+    def wait(self) -> None:
+        """Returns when every part is in its place."""
+        self.comm._arrive(self.works, self.words, "gather", self.purpose)
+
+
 def _typed(storage: Tensor, offset: int, elements: int, dtype: torch.dtype) -> Tensor:
     return storage[offset : offset + elements * dtype.itemsize].view(dtype)
 
 
-def _slices(part: Range, size: int) -> Iterator[Range]:
+def _cut(part: Range, size: int) -> Iterator[Range]:
     for start in range(part.start, part.stop, size):
         yield Range(start, min(start + size, part.stop))
 

@@ -13,6 +13,7 @@ import socket
 import struct
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,10 @@ class SharedComm:
     name = "shared"
 
     def __init__(self, rank: int, ranks: int, sockets: Sockets) -> None:
-        self.rank, self.ranks, self.ledger = rank, ranks, Ledger()
-        self._sockets, self._sequence, self._buffers = sockets, 0, 0
+        self.rank, self.ranks, self.ledger, self.overlaps = rank, ranks, Ledger(), False
+        self._sockets, self._buffers = sockets, 0
+        self._labels = deque[str]()  # published here, not yet compared with the others'
+        self._published = self._compared = 0
         self._others = [peer for peer in range(ranks) if peer != rank]
 
     def reserve(self, staging: Tensor, slice_elements: int) -> None:
@@ -154,27 +157,39 @@ class SharedComm:
 
     def publish(self, buffer: Buffer, label: str) -> None:
         buffer.published += 1
-        self._sequence += 1
-        self._sockets.send(READY, buffer.number, self._sequence, label)
-        for peer in self._others:
-            sequence, theirs = self._sockets.ready(peer)
-            if (sequence, theirs) != (self._sequence, label):
-                raise diverged(self.rank, label, peer, theirs)
+        self._published += 1
+        self._sockets.send(READY, buffer.number, self._published, label)
+        self._labels.append(label)
+
+    def _meet(self, number: int) -> None:
+        """Wait until every rank has published as often as this one had when it had published `number` times."""
+        while self._compared < number:
+            label = self._labels.popleft()
+            self._compared += 1
+            for peer in self._others:
+                sequence, theirs = self._sockets.ready(peer)
+                if (sequence, theirs) != (self._compared, label):
+                    raise diverged(self.rank, label, peer, theirs)
 
     def release(self, buffer: Buffer) -> None:
         self._sockets.send(DONE, buffer.number)
 
-    def exchange(
-        self, buffer: Buffer, request: Exchange, purpose: str
-    ) -> Iterator[tuple[Range, list[Tensor | None]]]:
+    def exchange(self, buffer: Buffer, request: Exchange, purpose: str) -> Iterator[tuple[Range, list[Tensor | None]]]:
         part = request.owners[self.rank]
         pieces = list[Tensor | None]()
         for rank, name in enumerate(request.dtypes):
             dtype = None if name is None else getattr(torch, name)
             pieces.append(None if dtype is None else _part(self._bytes_of(buffer, rank), request.offset, part, dtype))
         own = pieces[self.rank]
-        sent = sent_in_exchange(request, self.rank, 0 if own is None else own.itemsize)
-        with self.ledger.timed("exchange", purpose, sent):
+        self.ledger.add("exchange", purpose, sent_in_exchange(request, self.rank, 0 if own is None else own.itemsize))
+        return self._pieces(buffer, request, pieces, self._published, purpose)
+
+    def _pieces(
+        self, buffer: Buffer, request: Exchange, pieces: list[Tensor | None], published: int, purpose: str
+    ) -> Iterator[tuple[Range, list[Tensor | None]]]:
+        part = request.owners[self.rank]
+        with self.ledger.timed("exchange", purpose, 0):
+            self._meet(published)
             if len(part):
                 yield part, pieces
         for rank in self._others:
@@ -182,8 +197,17 @@ class SharedComm:
                 start = request.offset + part.start * piece.itemsize
                 _forget(buffer.maps[rank], start, start + len(part) * piece.itemsize)
 
+    def fetch(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> _Copy:
+        self.ledger.add("gather", purpose, sent_in_gather(request, self.rank))
+        return _Copy(self, buffer, request, target, purpose, self._published)
+
     def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
-        with self.ledger.timed("gather", purpose, sent_in_gather(request, self.rank)):
+        self.fetch(buffer, request, target, purpose).wait()
+
+    def _copy(self, copy: _Copy) -> None:
+        buffer, request, target = copy.buffer, copy.request, copy.target
+        with self.ledger.timed("gather", copy.purpose, 0):
+            self._meet(copy.published)
             for rank, (source, place) in enumerate(zip(request.sources, request.targets, strict=True)):
                 theirs = self._bytes_of(buffer, rank)[source.start : source.stop]
                 mine = target[place.start : place.stop]
@@ -202,6 +226,22 @@ class SharedComm:
         if error is not None:
             self._sockets.send(ABORT, text=reason_of(self.rank, error))
         self._sockets.close()
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A gather to be made."""
+
+    comm: SharedComm
+    buffer: Buffer
+    request: Gather
+    target: Tensor
+    purpose: str
+    published: int  # by this rank when it began
+
+    def wait(self) -> None:
+        """Copy; bytes here do not move by themselves."""
+        self.comm._copy(self)
 
 
 def connect(group: dist.ProcessGroup | None, rank: int, ranks: int) -> SharedComm | None:

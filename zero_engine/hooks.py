@@ -140,6 +140,7 @@ class ModuleHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._seen = None  # its frames hold what they were doing
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -80,11 +80,19 @@ class Reducer:
         self._doubles = scratch[8 * stride :].view(torch.float64)
         self._norms = norms  # 1-D fp64, one per block this rank owns
 
-    def reduce(self, bucket: Bucket, buffer: Buffer, offset: int, round: Round, label: str) -> None:
-        """Exchange `bucket`, which everybody published at byte `offset` of `buffer`, and fold it."""
-        last = round is self._blueprint.schedule.rounds[-1]
+    def begin(self, bucket: Bucket, buffer: Buffer, offset: int, round: Round, label: str) -> Callable[[], None]:
+        """Begin to exchange `bucket`, which everybody publishes at byte `offset` of `buffer`; the call folds it."""
         request = Exchange(offset, bucket.owners, self._dtypes(bucket, round), label)
-        for part, pieces in self._comm.exchange(buffer, request, "gradients"):
+        arriving = self._comm.exchange(buffer, request, "gradients")
+        return lambda: self._fold_all(bucket, round, arriving)
+
+    def reduce(self, bucket: Bucket, buffer: Buffer, offset: int, round: Round, label: str) -> None:
+        """Exchange `bucket` and fold it."""
+        self.begin(bucket, buffer, offset, round, label)()
+
+    def _fold_all(self, bucket: Bucket, round: Round, arriving: Iterable[tuple[Range, list[Tensor | None]]]) -> None:
+        last = round is self._blueprint.schedule.rounds[-1]
+        for part, pieces in arriving:
             for segment in bucket.segments[self._comm.rank]:
                 common = part.meet(segment.bucket)
                 for start in range(common.start, common.stop, self._stride):

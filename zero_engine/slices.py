@@ -17,7 +17,8 @@ class BucketViews:
 
     def __init__(self, blueprint: Blueprint, data: Tensor, offsets: dict[int, int], summed: bool) -> None:
         self._views: dict[int, Tensor] = {}
-        self._gaps: list[Tensor] = []
+        self._gaps: dict[int, list[Tensor]] = {}  # by unit
+        self._ordinals: dict[int, list[int]] = {}  # by unit
         self._names: dict[int, str] = {}
         for bucket in blueprint.buckets:
             if bucket.index in offsets:
@@ -27,13 +28,15 @@ class BucketViews:
 
     def _add(self, blueprint: Blueprint, bucket: Bucket, flat: Tensor) -> None:
         layout = blueprint.layout
+        ordinals, gaps = self._ordinals.setdefault(bucket.unit, []), self._gaps.setdefault(bucket.unit, [])
         for run, offset in bucket.offsets:
             for entry in layout.entries_of(bucket.unit):
                 if entry.run == run:
                     start = offset + entry.start - layout.runs[run].start
                     self._views[entry.ordinal] = flat[start : start + entry.spec.numel].view(entry.spec.shape)
                     self._names[entry.ordinal] = entry.spec.name
-            self._gaps += [flat[offset + start : offset + stop] for start, stop in gaps_of(layout, run)]
+                    ordinals.append(entry.ordinal)
+            gaps += [flat[offset + start : offset + stop] for start, stop in gaps_of(layout, run)]
 
     def of(self, ordinal: int) -> Tensor:
         """Where the leaf of parameter number `ordinal` goes, in the parameter's shape."""
@@ -43,13 +46,13 @@ class BucketViews:
         """The parameter's name."""
         return self._names[ordinal]
 
-    def zero_except(self, written: Collection[int]) -> None:
-        """Zero the padding and every parameter that is not in `written`."""
-        for gap in self._gaps:
+    def zero_except(self, written: Collection[int], unit: int) -> None:
+        """Zero the padding of a unit and every parameter of it that is not in `written`."""
+        for gap in self._gaps.get(unit, ()):
             gap.zero_()
-        for ordinal, view in self._views.items():
+        for ordinal in self._ordinals.get(unit, ()):
             if ordinal not in written:
-                view.zero_()
+                self._views[ordinal].zero_()
 
 
 def dtype_of(bucket: Bucket, summed: bool) -> torch.dtype:

@@ -50,8 +50,9 @@ class ShardedStates(Resident):
     def gather_weights(self) -> None:
         comm = self._setting.comm
         comm.publish(self._buffer, "weights")
-        for gather in self._gathers:
-            comm.gather(self._buffer, gather, self._buffer.local, "parameters")
+        arriving = [comm.fetch(self._buffer, gather, self._buffer.local, "parameters") for gather in self._gathers]
+        for arrival in arriving:
+            arrival.wait()
         comm.release(self._buffer)
 
     def _plan_gathers(self) -> list[Gather]:

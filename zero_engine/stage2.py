@@ -3,14 +3,16 @@
 The strategy takes over gradient synchronisation: a unit's bucket is taken from the pool when its first leaf arrives,
 exchanged and folded by the owners when the unit is done, and given back. Only the owned part of the sums is kept.
 
-    unit_done        exchange pieces -> fold own part, per unit and micro-batch    V/N x (N-1)/N P
+    unit_done        begin to exchange the unit's pieces; fold the unit before     V/N x (N-1)/N P
     gather_weights   as stage 1                                                    (N-1)/N P
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +26,14 @@ from zero_engine.strategy import GradientSynchronizer, Setting, Task
 from zero_engine.windows import slot_of
 
 
+@dataclass(frozen=True)
+class Travelling:
+    """A unit whose pieces are on their way: its bucket is in use until they are folded."""
+
+    buffer: Buffer
+    fold: Sequence[Callable[[], None]]
+
+
 class ShardedGradients(ShardedStates):
     """Weights of everything; masters, moments and sums of the owned part; gradients of a unit at a time."""
 
@@ -34,6 +44,7 @@ class ShardedGradients(ShardedStates):
         self._reducer = reducer_of(setting, self._totals)
         self._unit_of = {e.ordinal: blueprint.layout.runs[e.run].unit for e in blueprint.layout.entries}
         self._sent: set[int] = set()  # units whose piece of this micro-batch has travelled
+        self._travelling: Travelling | None = None
         self._touched = 0
         return self
 
@@ -51,13 +62,14 @@ class ShardedGradients(ShardedStates):
                 f"a gradient of '{self._setting.name_of(ordinal)}' came after its unit was finished; with "
                 "torch.utils.checkpoint, pass use_reentrant=False"
             )
-        self._pool.open(unit)
+        self._open(unit)
         if self._task.counts:
             self._touched |= 1 << ordinal
             self._pool.write(unit, ordinal, leaf)
 
     def unit_done(self, unit: int) -> None:
-        comm, blueprint, buffer = self._setting.comm, self._setting.blueprint, self._pool.open(unit)
+        """Its pieces may travel while the next unit computes; those of the unit before have had that time."""
+        comm, blueprint, buffer = self._setting.comm, self._setting.blueprint, self._open(unit)
         self._sent.add(unit)
         if buffer is None:
             return
@@ -65,13 +77,32 @@ class ShardedGradients(ShardedStates):
             self._pool.complete(unit)
         label = f"gradients of {blueprint.layout.units[unit].name or 'the root unit'}"
         comm.publish(buffer, label)
-        for bucket in blueprint.buckets_in(unit):
-            self._reducer.reduce(bucket, buffer, self._pool.offset(bucket.index), self._task.round, label)
-        comm.release(buffer)
+        self._arrive()
+        first, *others = blueprint.buckets_in(unit)
+        round = self._task.round
+        fold = [self._reducer.begin(first, buffer, self._pool.offset(first.index), round, label)]
+        for bucket in others:
+            fold.append(partial(self._reducer.reduce, bucket, buffer, self._pool.offset(bucket.index), round, label))
+        self._travelling = Travelling(buffer, fold)
         self._pool.close(unit)
 
+    def _open(self, unit: int) -> Buffer | None:
+        """The unit's bucket, free to be written."""
+        if self._travelling is not None and self._travelling.buffer is self._pool.buffer(unit):
+            self._arrive()
+        return self._pool.open(unit)
+
+    def _arrive(self) -> None:
+        """Fold what is on its way."""
+        if self._travelling is not None:
+            for fold in self._travelling.fold:
+                fold()
+            self._setting.comm.release(self._travelling.buffer)
+            self._travelling = None
+
     def sync_gradients(self) -> None:
-        """Every unit has travelled by itself."""
+        """Every unit has travelled by itself; the last may still be on its way."""
+        self._arrive()
 
     def finish(self) -> int:
         touched, self._touched = self._touched, 0
@@ -117,9 +148,13 @@ class BucketPool:
         """The byte at which a bucket starts in its buffer."""
         return self._offsets[bucket]
 
+    def buffer(self, unit: int) -> Buffer | None:
+        """Where the unit's gradients go; None for a unit without."""
+        return self._buffers.get(unit)
+
     def open(self, unit: int) -> Buffer | None:
         """The unit's buffer, taken if it was not; None for a unit without gradients."""
-        buffer = self._buffers.get(unit)
+        buffer = self.buffer(unit)
         if buffer is not None and unit not in self._written:
             for other in [other for other in self._written if self._buffers[other] is buffer]:
                 self.make_room(other)
@@ -138,7 +173,7 @@ class BucketPool:
 
     def complete(self, unit: int) -> None:
         """Zero what got no leaf, and the padding, where another unit's gradients may have stood."""
-        self._views[unit].zero_except(self._written[unit])
+        self._views[unit].zero_except(self._written[unit], unit)
 
     def close(self, unit: int) -> None:
         """The bucket is free for the next unit."""

@@ -1,8 +1,9 @@
 """Stage 3 (P_os+g+p): weights are sharded too. A unit's weights are gathered for its forward and for its backward.
 
     before_forward   gather the unit into its slot, unless it is still there       (N-1)/N P
+                     and begin to gather the next one: the slot of the one before is free
     after_forward    the slot may be taken by the unit after the next
-    before_backward  gather again, unless it is still there                        (N-1)/N P
+    before_backward  gather again, unless it is still there; and begin the next    (N-1)/N P
     unit_done        as stage 2                                                    (N-1)/N P
     gather_weights   the root unit comes back, it stays gathered for the whole step
 
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
-from zero_engine.comm import Buffer, Gather
+from zero_engine.comm import Arrival, Buffer, Gather
 from zero_engine.errors import UsageError
 from zero_engine.flat import Storage, compute_dtype, write_values
 from zero_engine.layout import Piece, Range
@@ -23,7 +24,7 @@ from zero_engine.master import Master
 from zero_engine.released import release, restore
 from zero_engine.stage2 import ShardedGradients
 from zero_engine.strategy import Task
-from zero_engine.windows import SlotTable, slot_of
+from zero_engine.windows import Foresight, SlotTable, slot_of
 
 
 class ShardedParameters(ShardedGradients):
@@ -58,6 +59,8 @@ class ShardedParameters(ShardedGradients):
         root = setting.arenas.take("slots", sizes.root_slot)
         self._slots = [setting.arenas.take("slots", sizes.slot) for _ in range(sizes.num_slots)]
         self._table, self._inside = SlotTable(), list[int]()
+        self._foresight = Foresight()
+        self._arriving: dict[int, Arrival] = {}  # by unit: its weights are on their way into its slot
         self._targets = [root, *(self._slots[slot_of(unit.index)] for unit in units[1:])]
         self._gathers = [self._gather_of(unit.index) for unit in units]
 
@@ -82,6 +85,12 @@ class ShardedParameters(ShardedGradients):
         super().begin(task)
         if task.opens and task.round is self._setting.blueprint.schedule.rounds[0]:
             self._table.forget()  # what an evaluation left in the slots is not counted on
+        self._foresight.begin()
+
+    def sync_gradients(self) -> None:
+        super().sync_gradients()
+        self._settle()
+        self._foresight.end()
 
     def open_weights(self) -> None:
         self._setting.comm.release(self._shards)
@@ -105,11 +114,30 @@ class ShardedParameters(ShardedGradients):
             names = [self._setting.blueprint.layout.units[number].name for number in (other, unit)]
             raise UsageError(f"unit '{names[1]}' runs inside unit '{names[0]}'; make one of them a unit, not both")
         if self._table.enter(unit):
-            self._gather(unit)
+            self._fetch(unit)
+        self._settle()
         restore(self._parameters_of(unit))
+        following = self._foresight.after(unit)
+        if following is not None and self._is_free(following, unit) and self._table.enter(following):
+            self._fetch(following)
+
+    def _is_free(self, unit: int, running: int) -> bool:
+        """Whether nobody runs in the unit's slot."""
+        return all(slot_of(other) != slot_of(unit) for other in (running, *self._inside))
+
+    def _fetch(self, unit: int) -> None:
+        comm = self._setting.comm
+        self._arriving[unit] = comm.fetch(self._shards, self._gathers[unit], self._targets[unit], "parameters")
+
+    def _settle(self) -> None:
+        """Wait for the weights that are on their way."""
+        for arrival in self._arriving.values():
+            arrival.wait()
+        self._arriving.clear()
 
     def _gather(self, unit: int) -> None:
-        self._setting.comm.gather(self._shards, self._gathers[unit], self._targets[unit], "parameters")
+        self._fetch(unit)
+        self._settle()
 
     def _gather_of(self, unit: int) -> Gather:
         blueprint = self._setting.blueprint

@@ -32,6 +32,36 @@ class SlotTable:
         self._holds = [None] * NUM_SLOTS
 
 
+class Foresight:
+    """Which unit is used after which: as in the micro-batch before, as long as this one goes the same way.
+
+    Nothing is foreseen in the first micro-batch, in an evaluation, or after a unit that came out of turn: a gather that
+    nobody asked for would be traffic that no plan has.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[int] = []  # units in the order of their use
+        self._seen: list[int] | None = None  # in the micro-batch under way
+        self._same = False  # so far
+
+    def begin(self) -> None:
+        """A micro-batch starts."""
+        self._seen, self._same = [], True
+
+    def after(self, unit: int) -> int | None:
+        """`unit` is used now; the one that will follow."""
+        if self._seen is None:
+            return None
+        place = len(self._seen)
+        self._seen.append(unit)
+        self._same = self._same and self._known[place : place + 1] == [unit]
+        return self._known[place + 1] if self._same and place + 1 < len(self._known) else None
+
+    def end(self) -> None:
+        """The micro-batch is over."""
+        self._known, self._seen = self._seen or [], None
+
+
 def gathers_of_step(num_units: int, micro_batches: int) -> list[int]:
     """How often each unit is gathered in a step in which forward runs units 1, 2, ... and backward the reverse."""
     table, counts = SlotTable(), [0] * (num_units + 1)
