@@ -6,6 +6,7 @@ reads. Failures are classified by this table, by type, never by matching text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -109,6 +110,9 @@ _REASONS: tuple[Reason, ...] = (
 )
 
 REASONS: dict[str, Reason] = {r.code: r for r in _REASONS}
+FACT_CHARACTERS = 300  # of one fact in a sentence; the whole stands in the reason's data and the job's error
+_ESCAPES = re.compile(r"\x1b(\][^\x07\x1b]*(\x07|\x1b\\)?|\[[0-?]*[ -/]*[@-~]?|.)?")
+_DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 
 
 class _Shown(dict[str, object]):
@@ -126,13 +130,21 @@ class _Unknown:
 def sentence(code: str, data: Mapping[str, object] | None = None) -> str:
     """What a person reads for a reason: its template filled with `data`.
 
-    A fact that is not known reads "?"; an unknown code (a newer server wrote it) is shown as it is.
+    One line, whatever other programs put into the facts. A fact that is not known reads "?"; an unknown code (a newer
+    server wrote it) is shown as it is.
     """
     reason = REASONS.get(code)
     if reason is None:
         return code
-    shown = {k: v for k, v in (data or {}).items() if v is not None}
+    shown = {k: one_line(v) if isinstance(v, str) else v for k, v in (data or {}).items() if v is not None}
     try:
         return reason.sentence.format_map(_Shown(shown))
     except (ValueError, TypeError):  # a datum of another type than the template wants
         return reason.sentence.format_map(_Shown())
+
+
+def one_line(text: str) -> str:
+    """A message of other programs as a part of a sentence: no colours, line ends or direction marks, and not long."""
+    flat = " ".join(_DIRECTIONS.sub("", _ESCAPES.sub("", text)).split())
+    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in flat)
+    return shown if len(shown) <= FACT_CHARACTERS else shown[: FACT_CHARACTERS - 1].rstrip() + "…"

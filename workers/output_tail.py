@@ -1,13 +1,10 @@
 """From the raw bytes a rank printed to the text that is kept: pure functions.
 
-A progress bar redraws its line with carriage returns: only its last state is kept. A line too long is split, with a
-mark.
+A progress bar redraws its line with carriage returns: only its last state is kept. Long lines are split by the server,
+which sees them whole, whatever the batches they came in.
 """
 
 from __future__ import annotations
-
-LINE_CHARACTERS = 8192
-CONTINUED = " …[line goes on]"
 
 
 def complete_length(pending: bytes, settled: bool) -> int:
@@ -34,9 +31,9 @@ def _whole_characters(pending: bytes) -> int:
 
 
 def readable(raw: bytes) -> str:
-    """The text to keep of a run of output: UTF-8 with replacement, bars collapsed, long lines split, NUL shown."""
+    """The text to keep of a run of output: UTF-8 with replacement, bars collapsed, NUL shown."""
     text = raw.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\0", "␀")
-    return "\n".join(part for line in text.split("\n") for part in _split(_last_state(line)))
+    return "\n".join(_last_state(line) for line in text.split("\n"))
 
 
 def _last_state(line: str) -> str:
@@ -45,10 +42,3 @@ def _last_state(line: str) -> str:
         return line
     states = [state for state in line.split("\r") if state]
     return states[-1] if states else ""
-
-
-def _split(line: str) -> list[str]:
-    if len(line) <= LINE_CHARACTERS:
-        return [line]
-    pieces = [line[start : start + LINE_CHARACTERS] for start in range(0, len(line), LINE_CHARACTERS)]
-    return [piece + CONTINUED for piece in pieces[:-1]] + pieces[-1:]

@@ -53,7 +53,7 @@ def _live(order: LaunchOrder, listen_fd: int | None, reporter: Reporter) -> Resu
     try:
         result = _train(order, engine, data, reporter)
     except BaseException as error:
-        engine.close(f"{type(error).__name__}: {error}")
+        engine.close(f"{type(error).__name__}: {error_info(error).message}")  # str(error) may itself raise
         raise
     engine.close()
     dist.destroy_process_group()

@@ -99,6 +99,7 @@ def _draw_job(session: Session, job: Json, attempts: list[Json]) -> None:
         ("Id", job["id"]),
         ("Status", status_text(job["status"])),
         ("Reason", plain(job["reason"]["sentence"]) if job["reason"] else "-"),
+        ("Phase", job["phase"] or "-"),
         ("Step", f"{job['step']} of {job['steps']}"),
         ("Loss", number_text(job["loss"], 6)),
         ("Tokens/s", number_text(job["tokens_per_second"])),
@@ -149,6 +150,8 @@ def logs(
     _print_lines(session, window["items"][-lines:] if lines else [])
     after = window["next_after"]
     if not follow_it:
+        if lines and not window["items"]:
+            session.output.say("No line matches." if search else "Nothing was printed so far.")
         return
     at_rest = False
     for _ in session.client.changes(job_id, at_least_every_seconds=2.0):
@@ -168,7 +171,7 @@ def _print_lines(session: Session, items: list[Json]) -> None:
         if session.output.asked_for_json:
             session.output.line(item)
             continue
-        text = item["text"].rstrip("\n")
+        text = item["text"].rstrip("\n") + (" ↩" if item.get("split") else "")  # it goes on in the next line
         print(f"{item['rank']}| {plain(text) if session.output.terminal else text}", flush=True)
 
 

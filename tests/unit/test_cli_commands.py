@@ -182,6 +182,15 @@ def test_logs_stay_text_when_piped_and_follow_to_the_last_line(script: Script) -
     assert run.stdout.splitlines() == [f"{n % 2}| line {n}" for n in range(5)]
 
 
+def test_a_line_too_long_is_marked_where_it_goes_on_and_an_empty_log_is_empty(script: Script) -> None:
+    """Piped, nothing is invented: no line, no text."""
+    items = [{"seq": 1, "rank": 0, "text": "xxx", "split": True}, {"seq": 2, "rank": 0, "text": "yy", "split": False}]
+    script.answers[f"GET /v1/jobs/{JOB}/logs"] = Answer({"items": items, "next_before": None, "next_after": 2})
+    assert shardyard(script, "logs", JOB).stdout.splitlines() == ["0| xxx ↩", "0| yy"]
+    script.answers[f"GET /v1/jobs/{JOB}/logs"] = Answer({"items": [], "next_before": None, "next_after": None})
+    assert shardyard(script, "logs", JOB).stdout == ""
+
+
 def checkpoint(step: int, status: str = "verified") -> dict[str, Any]:
     return {"id": f"c{step}", "step": step, "attempt": 1, "status": status}
 

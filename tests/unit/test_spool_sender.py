@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.contract import ReportBatch
-from workers.output_tail import CONTINUED, LINE_CHARACTERS, complete_length, readable
+from workers.output_tail import complete_length, readable
 from workers.spool_sender import (
     BATCH_RECORDS,
     OUTPUT_FILE,
@@ -194,10 +194,12 @@ def test_a_progress_bar_keeps_its_last_state() -> None:
     assert readable(b" 10%\r 50%\r") == " 50%"
 
 
-def test_a_long_line_is_split_with_a_mark() -> None:
-    """Ten thousand characters without an end stay readable and whole."""
-    lines = readable(b"y" * (LINE_CHARACTERS + 10)).split("\n")
-    assert [len(line) for line in lines] == [LINE_CHARACTERS + len(CONTINUED), 10]
+def test_a_long_line_arrives_as_one_line(tmp_path: Path) -> None:
+    """A megabyte without an end: the server joins what the batches cut, and splits it its own way, once."""
+    server, line = Server(), "y" * 10**6 + "é\n"
+    (tmp_path / OUTPUT_FILE).write_text(line)
+    drain(sender(tmp_path, server, ended=True))
+    assert server.output == line and server.num_requests > 3
 
 
 def test_bytes_that_are_not_text_are_shown_as_such() -> None:

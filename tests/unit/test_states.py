@@ -147,3 +147,14 @@ def test_reasons_of_stops_end_where_the_stop_leads() -> None:
 def test_the_diagram_in_the_docs_is_that_of_the_table(root: Path) -> None:
     """Whoever changes the table prints the diagram again."""
     assert diagram() in (root / "docs" / "lifecycle.md").read_text()
+
+
+def test_a_sentence_is_one_short_line_whatever_its_facts_hold() -> None:
+    """Property: a traceback with colours, line ends, a direction override and a megabyte of text stay readable."""
+    trace = '\x1b[36mray::start()\x1b[39m \n  File "x.py"\n\tOSError: no space \u202e\x00 left \x1b]8;;x\x07\r\n'
+    assert sentence("launch_failed", {"message": trace}) == (
+        'The ranks could not be started: ray::start() File "x.py" OSError: no space \ufffd left'
+    )
+    assert len(sentence("user_error", {"rank": 0, "type": "E", "message": "y" * 10**6})) < 400
+    said = sentence("user_error", {"rank": 0, "type": "Fehler", "message": "日本語 🙂 <b>"})
+    assert said == "Rank 0 raised Fehler: 日本語 🙂 <b>"
