@@ -15,7 +15,7 @@ import time
 from tests.session import MARK
 from workers.process_table import PROC, ProcessId, kill_marked, marked, wait_gone
 
-GRACE_SECONDS = 3.0  # a pool of ranks sees the end of its pipe, a fork server that of its starter
+GRACE_SECONDS = 10.0  # a pool of ranks sees the end of its pipe, a fork server that of its starter
 DAY_SECONDS = 86_400.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,11 @@ from typing import TypeVar
 T = TypeVar("T")
 PATIENCE_SECONDS = 240.0  # below the limit of a test in pyproject.toml, so that the wait can say what it waited for
 LOOK_SECONDS = 0.02
+
+
+def stretched(seconds: float) -> float:
+    """A limit of an idle machine, longer by as many times as there are processes for a core now."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def wait_for(

@@ -7,7 +7,6 @@ at once, and the results come back in rank order.
 from __future__ import annotations
 
 import multiprocessing
-import socket
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +14,12 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch.distributed as dist
+
+from tests.waiting import PATIENCE_SECONDS
+
 SIZE = 5
-CALL_SECONDS = 120.0
+CALL_SECONDS = PATIENCE_SECONDS  # between two answers, on a loaded machine too
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Pool:
         self._size = size
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._store: dist.TCPStore | None = None  # where the ranks meet
 
     def run(self, ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """`function(Rank, *args)` on ranks 0 to ranks-1. Raises RankFailed with the first traceback."""
@@ -73,12 +77,11 @@ class Pool:
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        # Bound here and then told: nobody can take the port in between.
+        self._store = dist.TCPStore("127.0.0.1", 0, self._size, is_master=True, wait_for_workers=False)
         for rank in range(self._size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self._size, port, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self._size, self._store.port, theirs), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -90,16 +93,16 @@ class Pool:
             process.kill()
             process.join()
             pipe.close()
-        self._processes, self._pipes = [], []
+        self._processes, self._pipes, self._store = [], [], None
 
 
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0, timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=90))
+    patience = timedelta(seconds=CALL_SECONDS / 2)  # so that the one who waits can say where
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=patience)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
     groups = {ranks: dist.new_group(list(range(ranks))) for ranks in range(1, size + 1)}
     while True:
         try:

@@ -344,9 +344,9 @@ def save_many_times(rank: Rank, root: str, saves: int) -> tuple[int, int, bool]:
 
 
 def test_thirty_saves_leave_memory_flat(pool: Pool, memory_path: Path) -> None:
-    """One shared copy, one writer, used again; the writer never loads torch."""
+    """One shared copy, one writer, used again; the writer never loads torch. A leak of each save's copy is 60 MiB."""
     for grown_kib, grown_descriptors, has_torch in pool.run(2, save_many_times, str(memory_path), 30):
-        assert grown_kib < 4096 and grown_descriptors == 0 and not has_torch
+        assert grown_kib < 16 * 1024 and grown_descriptors == 0 and not has_torch
 
 
 def save_in_both_ways_at_once(rank: Rank, root: str) -> tuple[list[bool], list[str], bool]:
