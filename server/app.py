@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
@@ -37,6 +37,7 @@ from server.routes import (
     session,
 )
 from server.settings import Settings
+from server.texts import refuse_unstorable_text
 from workers.contract import ReportBatch
 from workers.spec import JobSpec
 
@@ -54,8 +55,9 @@ def create_app(
 ) -> FastAPI:
     """The API over an open database. `wake` is called after each commit that the controller should look at."""
     app = FastAPI(
-        title=TITLE, version=VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json"
-    )
+        title=TITLE, version=VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json",
+        dependencies=[Depends(refuse_unstorable_text)],
+    )  # fmt: skip
     app.state.settings = settings
     app.state.database = database
     app.state.feed = Feed(database)

@@ -23,6 +23,7 @@ from server.rows.idempotency import Submission, canonical_hash
 from server.rows.jobs import Fork, JobRecord, NewJob
 from server.settings import Settings
 from server.states import Status
+from server.texts import JobName
 from server.views import JobView, PreflightView
 from workers.contract import ResumeRequest, ResumeTrain
 from workers.object_store import open_store
@@ -45,7 +46,7 @@ class CloneRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    name: JobName | None = None
     ranks: Annotated[int, Field(ge=1, le=65536)] | None = None
     zero: ZeroSpec | None = None
     train: ResumeTrain | None = None
@@ -60,7 +61,7 @@ class ForkRequest(BaseModel):
     )
 
     checkpoint: str | None = Field(default=None, description="id of a checkpoint of this job; default: the newest")
-    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    name: JobName | None = None
     spec: Patch = {}
 
 

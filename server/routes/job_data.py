@@ -11,7 +11,6 @@ from starlette.responses import Response, StreamingResponse
 from server.auth import Viewer
 from server.db import Database
 from server.errors import invalid, not_found
-from server.routes.jobs import check_text
 from server.routes.state import ERRORS, Db, JobKey, TheSettings
 from server.rows import (
     attempts,
@@ -108,7 +107,7 @@ async def get_metrics(
     Without `attempt` a line has the newest attempt's value of each step, and what older attempts did beyond follows
     as branches.
     """
-    chosen = tuple(dict.fromkeys(name for name in check_text("names", names).split(",") if name))
+    chosen = tuple(dict.fromkeys(name for name in names.split(",") if name))
     await _must_exist(database, job_id)
     as_csv = format == "csv" or (format is None and request.headers.get("accept", "").startswith("text/csv"))
     if as_csv:
@@ -187,7 +186,7 @@ async def get_logs(
             job_id,
             attempt=attempt,
             rank=rank,
-            search=check_text("q", q),
+            search=q,
             before=before,
             after=after,
             limit=limit,

@@ -19,6 +19,7 @@ from server.rows.idempotency import Submission, canonical_hash
 from server.rows.job_views import JobQuery, Sort
 from server.rows.jobs import JobRecord, NewJob
 from server.states import Status
+from server.texts import JobName
 from server.views import JobPage, JobView
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
@@ -40,7 +41,7 @@ class JobPatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    name: JobName | None = None
     tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=100)]], Field(max_length=50)] | None = None
     priority: Annotated[int, Field(ge=0, le=100)] | None = None
 
@@ -101,7 +102,7 @@ async def list_jobs(
     cursor: Annotated[str | None, Query(max_length=2000)] = None,
 ) -> JobPage:
     """One page of jobs."""
-    query = JobQuery(read_statuses(status), check_text("q", q), tag, owner, sort, cursor, limit)
+    query = JobQuery(read_statuses(status), q, tag, owner, sort, cursor, limit)
     async with database.read() as connection:
         return await job_views.page(connection, query)
 
@@ -113,13 +114,6 @@ def read_statuses(text: str | None) -> tuple[Status, ...]:
         if name not in set(Status):
             raise invalid("status", "must be of " + ", ".join(Status), value=name)
     return tuple(Status(name) for name in names)
-
-
-def check_text(name: str, text: str) -> str:
-    """Text that every database can compare. Raises ApiError 422."""
-    if any(ord(c) == 0 or 0xD800 <= ord(c) <= 0xDFFF for c in text):
-        raise invalid(name, "has a character that cannot be stored")
-    return text
 
 
 @router.get("/jobs/{job_id}", operation_id="getJob")
@@ -138,8 +132,6 @@ async def patch(
     if_match: Annotated[str | None, Header(alias="If-Match", description="ETag of the job as you saw it")] = None,
 ) -> JobView:
     """Change name, tags or priority. 412 when somebody else changed the job since the ETag in If-Match."""
-    for text in [body.name or "", *(body.tags or [])]:
-        check_text("/name" if text == body.name else "/tags", text)
 
     async def work(tx: Tx) -> None:
         job = await locked(tx, job_id)

@@ -220,3 +220,41 @@ async def test_every_answer_carries_the_headers_that_keep_pages_safe(api: Api) -
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "default-src 'self'" in answer.headers["content-security-policy"]
     assert (await api.admin.get("/v1/jobs")).headers["cache-control"] == "no-store"
+
+
+UNSTORABLE = ["\\u0000", "\\ud800"]
+
+
+@pytest.mark.parametrize("bad", UNSTORABLE)
+async def test_text_that_no_database_holds_is_refused_at_the_edge(api: Api, bad: str) -> None:
+    """NUL and lone surrogates, in any field of any body: 422 with the pointer, and nothing is changed."""
+    job = await api.submit()
+    path = f"/v1/jobs/{job['id']}"
+    cases = [
+        ("PATCH", path, '{"name": "a%s"}', "/name"),
+        ("PATCH", path, '{"tags": ["x", "%s"]}', "/tags/1"),
+        ("POST", f"{path}/clone", '{"name": "%s"}', "/name"),
+        ("POST", f"{path}/fork", '{"checkpoint": "%s"}', "/checkpoint"),
+        ("POST", f"{path}/resume", '{"checkpoint": "%s"}', "/checkpoint"),
+        ("POST", "/v1/jobs/cancel", '{"ids": ["%s"]}', "/ids/0"),
+        ("POST", "/v1/jobs/cancel", '{"filter": {"tag": "%s"}}', "/filter/tag"),
+        ("POST", "/v1/login", '{"token": "%s"}', "/token"),
+    ]
+    for method, url, body, pointer in cases:
+        answer = await api.admin.request(method, url, content=body % bad, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, pointer), (url, answer.text)
+    for name in ("q", "tag", "owner", "cursor"):
+        answer = await api.admin.get("/v1/jobs", params={name: "a\0"})
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, name)
+    assert (await api.admin.get(path)).json()["version"] == job["version"]
+    assert len((await api.admin.get("/v1/jobs")).json()["items"]) == 1
+
+
+@pytest.mark.parametrize("name", [" ", "\u3000", "\t"])
+async def test_a_name_is_never_blank_whoever_writes_it(api: Api, name: str) -> None:
+    """A blank name would be refused by the spec at the next launch: it is refused where it is typed."""
+    job = await api.submit()
+    path = f"/v1/jobs/{job['id']}"
+    for method, url in (("PATCH", path), ("POST", f"{path}/clone")):
+        answer = await api.admin.request(method, url, json={"name": name})
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/name"), answer.text
