@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -59,7 +60,7 @@ class AdamWUpdate:
             [moments[0]],
             [moments[1]],
             [],
-            [torch.tensor(float(step), device=weight.device)],
+            [_step_tensor(step, weight.device)],
             lr=lr,
             beta1=self.betas[0],
             beta2=self.betas[1],
@@ -76,6 +77,12 @@ class AdamWUpdate:
         moments[1].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         denominator = (moments[1].sqrt() / (1 - beta2**step) ** 0.5).add_(self.eps)
         weight.addcdiv_(moments[0], denominator, value=-lr / (1 - beta1**step))
+
+
+@lru_cache(maxsize=8)
+def _step_tensor(step: int, device: torch.device) -> Tensor:
+    """The step as the fused kernel wants it, which only reads it: one for all the cuts of a step."""
+    return torch.full((), float(step), device=device)  # a fill: copying a number to a GPU would wait for it
 
 
 class Grouped:

@@ -156,6 +156,15 @@ class Arrival(Protocol):
         """Returns when they are there. Call it once. Raises PeerError, DivergedError."""
 
 
+class Sight(Protocol):
+    """Every owner's bytes where they stand."""
+
+    parts: Sequence[Tensor]  # 1-D uint8 by owner, read only
+
+    def close(self) -> None:
+        """This rank will not look here again before the owners write."""
+
+
 class Comm(Protocol):
     """What the engine needs of a transport. Every method is called by all ranks in the same order."""
 
@@ -187,6 +196,9 @@ class Comm(Protocol):
 
     def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
         """`fetch`, and wait."""
+
+    def look(self, buffer: Buffer, request: Gather, purpose: str) -> Sight | None:
+        """A gather without a copy, for bytes that are read once; None where they must be fetched."""
 
     def release(self, buffer: Buffer) -> None:
         """This rank no longer reads what the others published."""

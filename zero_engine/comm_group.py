@@ -116,7 +116,8 @@ class GroupComm:
         mine = dtypes[self.rank]
         own = None if mine is None else _typed(buffer.local, request.offset, request.owners[-1].stop, mine)
         self.ledger.add("exchange", purpose, sent_in_exchange(request, self.rank, 0 if mine is None else mine.itemsize))
-        parts = [list(_cut(part, self._slice)) for part in request.owners]
+        size = self._slice if self._others else max(1, request.owners[-1].stop)
+        parts = [list(_cut(part, size)) for part in request.owners]
         slices = _Slices(own, dtypes, parts, max(map(len, parts)))
         posted = deque(self._post(slices, number) for number in range(min(_SETS, slices.count)))
         return self._arrivals(slices, posted, self._said, purpose)
@@ -170,6 +171,9 @@ class GroupComm:
 
     def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
         self.fetch(buffer, request, target, purpose).wait()
+
+    def look(self, buffer: Buffer, request: Gather, purpose: str) -> None:
+        """Others' bytes are out of sight."""
 
     def _start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[Work]:
         with self._peers_named():

@@ -216,6 +216,13 @@ class SharedComm:
                 if rank != self.rank:
                     _forget(buffer.maps[rank], source.start, source.stop)
 
+    def look(self, buffer: Buffer, request: Gather, purpose: str) -> _Look:
+        with self.ledger.timed("gather", purpose, sent_in_gather(request, self.rank)):
+            self._meet(self._published)
+        spans = list(enumerate(request.sources))
+        parts = [self._bytes_of(buffer, rank)[part.start : part.stop] for rank, part in spans]
+        return _Look(parts, [(buffer.maps[rank], part) for rank, part in spans if rank != self.rank])
+
     def _bytes_of(self, buffer: Buffer, rank: int) -> Tensor:
         return buffer.local if rank == self.rank else buffer.peers[rank]
 
@@ -242,6 +249,19 @@ class _Copy:
     def wait(self) -> None:
         """Copy; bytes here do not move by themselves."""
         self.comm._copy(self)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Bytes of others in their own memory."""
+
+    parts: Sequence[Tensor]
+    seen: Sequence[tuple[mmap.mmap, Range]]
+
+    def close(self) -> None:
+        """Drop their pages from this process's tables."""
+        for memory, part in self.seen:
+            _forget(memory, part.start, part.stop)
 
 
 def connect(group: dist.ProcessGroup | None, rank: int, ranks: int) -> SharedComm | None:
