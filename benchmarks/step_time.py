@@ -3,10 +3,16 @@
     python benchmarks/step_time.py [--ranks 2] [--micro-batches 1] [--engines ddp,ours0,ours1,...] [--rounds 15]
 
 Engines: ddp | zro (ZeroRedundancyOptimizer) | fsdp2 | fsdp2-keep (no reshard) | ours0..ours3 | compute (forward and
-backward alone). `ours1:group` forces point-to-point messages over gloo; the default is shared memory. All engines live
-in one process group of gloo ranks with one thread each and take turns, so that they see the same machine. Ratios are
-medians over medians of DDP, minima beside them, and the least processor time of rank 0. With several micro-batches per
-rank DDP uses no_sync, and FSDP2 reduces every micro-batch. With one engine alone its peak memory is printed too.
+backward alone) | ds1..ds3 (DeepSpeed). `ours1:group` forces point-to-point messages over gloo; the default is shared
+memory. All engines live in one process group of gloo ranks with one thread each and take turns, so that they see the
+same machine. Ratios are medians over medians of DDP, minima beside them, and the least processor time of rank 0. With
+several micro-batches per rank DDP uses no_sync, and FSDP2 reduces every micro-batch. With one engine alone its peak
+memory is printed too.
+
+DeepSpeed is measured by the same script in an interpreter of its own, in a process group of its own with DDP beside it:
+
+    python -m venv peers && DS_BUILD_OPS=0 peers/bin/pip install torch==2.13.0 deepspeed==0.19.8 setuptools numpy
+    python benchmarks/step_time.py --deepspeed-python peers/bin/python [--ranks 2]
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ import platform
 import resource
 import socket
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -30,59 +38,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import torch.nn.functional as F
+from gpt import GPT, SMALL, loss_of
 from torch import Tensor, nn
 
-from zero_engine import AdamW, Engine, ZeroConfig
-
-VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH = 8192, 512, 6, 8, 128  # 27.4 M parameters
 SETTINGS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
 WARMUP = 3
-
-
-class Block(nn.Module):
-    """Pre-norm attention and MLP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, HEADS, d // HEADS).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(b, t, d))
-        y: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return y
-
-
-class GPT(nn.Module):
-    """Untied head, learned positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
-
-
-def loss_of(logits: Tensor, ids: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
 Step = Callable[[list[Tensor]], float]  # a rank's micro-batches -> loss of the last
 
 
 def ours(stage: int, transport: str, micro_batches: int) -> Step:
+    from zero_engine import AdamW, Engine, ZeroConfig
+
     ranks = dist.get_world_size()
     config = ZeroConfig(stage, ranks * micro_batches, micro_batches, gradient_clipping=1.0, transport=transport)
     engine = Engine(GPT(), config, AdamW(**SETTINGS))
@@ -145,6 +113,32 @@ def fsdp2(reshard: bool) -> Step:
     return step
 
 
+def deepspeed(stage: int, micro_batches: int) -> Step:
+    import deepspeed
+
+    model = GPT()
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": micro_batches,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 10**9,
+        "zero_optimization": {"stage": stage, "overlap_comm": False},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), **SETTINGS)
+    wrapped, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
+
+    def step(batches: list[Tensor]) -> float:
+        for ids in batches:
+            loss = loss_of(wrapped(ids[:, :-1]), ids)
+            wrapped.backward(loss)
+            wrapped.step()
+        return float(loss)
+
+    return step
+
+
 def compute() -> Step:
     model = GPT()
 
@@ -164,6 +158,8 @@ def step_of(name: str, micro_batches: int) -> Step:
     if name.startswith("ours"):
         stage, _, transport = name[4:].partition(":")
         return ours(int(stage), transport or "auto", micro_batches)
+    if name.startswith("ds"):
+        return deepspeed(int(name[2:]), micro_batches)
     return {
         "ddp": lambda: ddp(zero=False),
         "zro": lambda: ddp(zero=True),
@@ -186,12 +182,17 @@ def rank_main(rank: int, arguments: Arguments, port: int) -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": arguments.ranks, "LOCAL_SIZE": arguments.ranks}
+    os.environ.update({name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "127.0.0.1"})
     store = dist.TCPStore("127.0.0.1", port, arguments.ranks, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)
     generator = torch.Generator().manual_seed(100 + rank)
     batches = [
-        torch.randint(0, VOCABULARY, (1, LENGTH + 1), generator=generator) for _ in range(arguments.micro_batches)
+        torch.randint(0, SMALL.vocabulary, (1, SMALL.length + 1), generator=generator)
+        for _ in range(arguments.micro_batches)
     ]
+    if any(name.startswith("ds") for name in arguments.engines):
+        import deepspeed  # noqa: F401  its import is not part of the peak
     before = peak_bytes()
     steps = {name: step_of(name, arguments.micro_batches) for name in arguments.engines}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -237,7 +238,7 @@ def profiled(on: bool) -> Any:
 def report(seconds: dict[str, list[float]], busy: dict[str, list[float]], arguments: Arguments) -> None:
     first = "ddp" if "ddp" in seconds else next(iter(seconds))
     base, work = seconds[first], min(busy[first])
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load {os.getloadavg()[0]:.0f}"
     print(
         f"{arguments.ranks} ranks, {arguments.micro_batches} micro-batches per rank, "
         f"{arguments.rounds} rounds, {machine}"
@@ -260,7 +261,12 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--profile", default="", help="engine whose last step is profiled on rank 0")
+    parser.add_argument("--deepspeed-python", type=Path, help="measure ddp,ds1,ds2,ds3 with this interpreter instead")
     given = parser.parse_args()
+    if given.deepspeed_python:
+        options = ["--ranks", str(given.ranks), "--micro-batches", str(given.micro_batches)]
+        options += ["--engines", "ddp,ds1,ds2,ds3", "--rounds", str(given.rounds)]
+        raise SystemExit(subprocess.call([given.deepspeed_python, __file__, *options]))
     arguments = Arguments(
         tuple(given.engines.split(",")), given.ranks, given.micro_batches, given.rounds, given.profile
     )
@@ -278,7 +284,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     main()
