@@ -10,15 +10,41 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 from tests import session
 
+if TYPE_CHECKING:
+    from tests.running_service import Service
+
 # Before anything imports torch, numpy or ray: one thread per process, no phoning home.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+RAY = {"ray", "ray_harness", "ray_folder"}  # fixtures of the service tests that need a head
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--lane` for .ci/lanes; without it everything that was asked for runs."""
+    parser.addoption("--lane", type=int, choices=(1, 2), help="1: what keeps one core busy; 2: what starts processes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of the other lane."""
+    lane = config.getoption("--lane")
+    if lane is not None:
+        config.hook.pytest_deselected(items=[item for item in items if lane_of(item) != lane])
+        items[:] = [item for item in items if lane_of(item) == lane]
+
+
+def lane_of(item: pytest.Item) -> int:
+    """Each test is in exactly one lane."""
+    folder = item.path.relative_to(session.ROOT / "tests").parts[0]
+    needs_ray = not RAY.isdisjoint(getattr(item, "fixturenames", ())) or item.path.name == "test_ray_head.py"
+    return 1 if folder in ("unit", "service") and not needs_ray else 2
 
 
 def pytest_sessionstart() -> None:
@@ -49,6 +75,16 @@ def no_settings_from_outside() -> None:
     """A developer's own SHARDYARD_ variables must not steer the tests."""
     for name in [name for name in os.environ if name.startswith("SHARDYARD_")]:
         del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def service() -> Iterator[Service]:
+    """The service with a Ray head of its own that all browser and smoke tests share."""
+    from tests.running_service import start, stop
+
+    running = start(session.short_folder("service"))
+    yield running
+    stop(running)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,11 +19,13 @@ from server.cli.client import Client, Json, find_server
 from server.cli.errors import CommandError
 from server.cli.follow import is_at_rest
 from server.cli.spec_file import as_body
+from server.controller.ray_head import stop_head
+from tests.waiting import PATIENCE_SECONDS
 from workers.spec import load_spec
 
 SHARDYARD = str(Path(sys.executable).with_name("shardyard"))
-START_SECONDS = 120.0
-STOP_SECONDS = 60.0
+START_SECONDS = STOP_SECONDS = PATIENCE_SECONDS
+RUN_SECONDS = 2 * PATIENCE_SECONDS  # a command that follows a job
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -64,10 +67,27 @@ class Service:
                 pytest.fail(f"the job {job['status']}: {job['reason']}\n{job.get('error')}\n{self.log_tail()}")
         raise AssertionError("changes() never ends")
 
+    @contextmanager
+    def running(self, spec: Json) -> Iterator[str]:
+        """A job that runs as long as the test needs it: killed at the end of the block, however that ends."""
+        job_id = self.submit(spec)
+        try:
+            yield job_id
+        finally:
+            if not is_at_rest(self.job(job_id)):
+                self.client.post(f"/v1/jobs/{job_id}/kill")
+                self.wait(job_id)
+
+    def start_again(self) -> None:
+        """The next server on the same folder, in this one's place."""
+        self.client.close()
+        again = start(self.folder)
+        self.process, self.client = again.process, again.client
+
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command against this service, stdout piped."""
         command = [SHARDYARD, *words, "--data-dir", str(self.folder)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240)
+        return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS)
 
     def log_tail(self) -> str:
         """The end of what the server said."""
@@ -87,7 +107,13 @@ def start(folder: Path, environment: Mapping[str, str] = NOTHING) -> Service:
             env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
-    return Service(folder, process, _ready(folder, process))
+    try:
+        return Service(folder, process, _ready(folder, process))
+    except BaseException:
+        process.kill()
+        process.wait()
+        stop_head(folder)
+        raise
 
 
 def _ready(folder: Path, process: subprocess.Popen[bytes]) -> Client:

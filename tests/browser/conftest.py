@@ -13,17 +13,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, exp
 
 from tests.running_service import Service, start, stop
 
-PAGE_MS = 30_000
+PAGE_MS = 120_000
 expect.set_options(timeout=PAGE_MS)
 SIZE: ViewportSize = {"width": 1280, "height": 860}
-
-
-@pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The service with a Ray head of its own."""
-    running = start(tmp_path_factory.mktemp("browser"))
-    yield running
-    stop(running)
 
 
 @pytest.fixture(scope="module")

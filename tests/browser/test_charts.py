@@ -77,8 +77,12 @@ def test_a_chart_speaks_and_zooms_by_keyboard(page: Page, odd_job: str) -> None:
 
 def test_the_zoom_stays_while_new_steps_arrive_until_somebody_follows(page: Page, service: Service) -> None:
     """Drag over a live chart: its steps stay those while the job takes ten more; Follow shows the newest again."""
-    job_id = service.submit(digits("zoomed", steps=4000))
-    service.wait(job_id, lambda job: job["step"] >= 40)
+    with service.running(digits("zoomed", steps=100_000)) as job_id:
+        service.wait(job_id, lambda job: job["step"] >= 40)
+        keep_the_zoom(page, service, job_id)
+
+
+def keep_the_zoom(page: Page, service: Service, job_id: str) -> None:
     page.goto(f"/jobs/{job_id}")
     loss = chart(page, "Loss")
     drag(page, loss, 0.2, 0.6)

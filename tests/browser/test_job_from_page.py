@@ -6,11 +6,11 @@ from playwright.sync_api import Page, expect
 
 from server.cli.client import Json
 from tests.browser.specs import as_yaml, digits, own_model
+from tests.gated import STEPS, Gate, told_to_stop
 from tests.running_service import Service
+from tests.waiting import PATIENCE_SECONDS, wait_for
 
-STEPS = 800  # enough to be cancelled in, on a fast machine too
-AT_REST_MS = 180_000
-MOVES_MS = 30_000
+AT_REST_MS = PATIENCE_SECONDS * 1000
 
 
 def write_spec(page: Page, spec: Json) -> None:
@@ -25,24 +25,31 @@ def test_a_job_cancelled_and_resumed_from_the_page_ends_with_the_bits_of_an_undi
     page: Page, service: Service
 ) -> None:
     """2 ranks at stage 2, cancelled midway, resumed on 1 rank at stage 3: the digest equals the uninterrupted run's."""
-    undisturbed = service.submit(digits("undisturbed", steps=STEPS, ranks=2, stage=2))
+    whole, gate = (Gate(service.folder / f"{name}.gate") for name in ("undisturbed", "from-the-page"))
+    undisturbed = service.submit(whole.spec("undisturbed"))
+    whole.open()
     page.get_by_role("link", name="New job").click()
-    write_spec(page, digits("from-the-page", steps=STEPS, ranks=2, stage=2))
-    page.locator(".stage-plan").nth(3).wait_for()
+    write_spec(page, gate.spec("from-the-page"))
+    expect(page.locator(".stage-plan")).to_have_count(4, timeout=AT_REST_MS)
     expect(page.locator(".stage-plan[aria-current]")).to_contain_text("Stage 2")
+    gate.allow(STEPS // 4)
     expected = service.wait(undisturbed, lambda job: job["status"] == "succeeded")["digest"]
 
     page.get_by_role("button", name="Submit job").click()
     page.wait_for_url("**/jobs/*")
     job_id = page.url.rpartition("/")[2]
     loss = page.get_by_test_id("loss")
-    expect(loss).not_to_have_text("–", timeout=MOVES_MS)
+    expect(loss).not_to_have_text("–", timeout=AT_REST_MS)
     seen = loss.inner_text()
-    expect(loss).not_to_have_text(seen, timeout=MOVES_MS)
+    gate.allow(STEPS // 2)
+    expect(loss).not_to_have_text(seen)
 
     page.get_by_role("button", name="Cancel…").click()
     expect(page.get_by_role("dialog")).to_contain_text("Cancel “from-the-page”?")
     page.get_by_role("button", name="Cancel job").click()
+    attempt = service.job(job_id)["current_attempt"]["id"]
+    wait_for(lambda: told_to_stop(service.folder, attempt), "the ranks were told", service.log_tail)
+    gate.open()
     state = page.locator(".job-state .state")
     expect(state).to_have_text("cancelled", timeout=AT_REST_MS)
     stopped_at = service.job(job_id)["step"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,10 +20,19 @@ MANY = 80  # more than a page of the list
 DRAWN = 60  # at most: what fits a screen, and a margin
 
 
+def quiet_port() -> int:
+    """A free port that nobody is given by chance: below those of the kernel, above those that servers try first."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise AssertionError("100 ports are in use")
+
+
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[list[Service]]:
-    """A service to be killed and started again; the last of the list is the living one."""
-    lives = [start(tmp_path, FAKE)]
+    """A service to be killed and started again on its port; the last of the list is the living one."""
+    lives = [start(tmp_path, {**FAKE, "SHARDYARD_PORT": str(quiet_port())})]
     yield lives
     stop(lives[-1])
 

@@ -37,8 +37,15 @@ def paths(service: Service) -> list[str]:
     return ["/", *views, f"/jobs/{failed}", f"/jobs/{waiting}", "/new", "/cluster"]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize(
+    ("theme", "size"),
+    [
+        pytest.param("light", WIDE, id="light-wide"),
+        pytest.param("dark", NARROW, id="dark-narrow"),
+        pytest.param("light", NARROW, id="light-narrow", marks=pytest.mark.soak),
+        pytest.param("dark", WIDE, id="dark-wide", marks=pytest.mark.soak),
+    ],
+)
 def test_axe_finds_nothing(page: Page, paths: list[str], root: Path, theme: str, size: ViewportSize) -> None:
     """No violation of any weight on any page, in both themes, wide and at 400 px."""
     page.set_viewport_size(size)

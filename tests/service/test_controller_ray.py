@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.gated import STANDS_AT, STEPS, Gate, shut_gate, told_to_stop
+from tests.gated import STANDS_AFTER, STEPS, Gate, told_to_stop
 from tests.service.served import Served, begin
 from tests.waiting import wait_for
 
-MEDDLE_AT = STANDS_AT - 3
+MEDDLE_AT = STANDS_AFTER - 2
 
 
 class Home:
@@ -35,7 +35,7 @@ class Home:
 
     def submit(self, name: str) -> tuple[str, Gate]:
         """A job and its gate, shut."""
-        gate = shut_gate(self.folder, name)
+        gate = Gate(self.folder / f"{name}.gate")
         return self.served.submit(**gate.spec(name)), gate
 
     def digest(self, job: str) -> str:

@@ -1,12 +1,6 @@
-"""One service for all smoke tests, and the job they submit."""
+"""The job that the smoke tests submit."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-
-import pytest
-
-from tests.running_service import Service, start, stop
 
 DIGITS = """
 name: {name}
@@ -28,11 +22,3 @@ checkpoint: {{every: 10}}
 def digits_spec(name: str, steps: int = 30, ranks: int = 2, stage: int = 2) -> str:
     """A job of a few seconds: an MLP on scikit-learn's digits."""
     return DIGITS.format(name=name, steps=steps, ranks=ranks, stage=stage)
-
-
-@pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The service of this session; how one ends is tested on services of their own."""
-    running = start(tmp_path_factory.mktemp("service"))
-    yield running
-    stop(running)

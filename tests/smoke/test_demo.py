@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pty
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.running_service import processes_naming
-from tests.smoke.conftest import digits_spec
+import pytest
+
+from tests.running_service import RUN_SECONDS, processes_naming
+from tests.smoke.specs import digits_spec
 
 
 def command(tmp_path: Path, *words: str) -> list[str]:
@@ -19,26 +22,31 @@ def command(tmp_path: Path, *words: str) -> list[str]:
     return [sys.executable, "examples/demo.py", "--spec", str(spec), "--data-dir", str(tmp_path / "data"), *words]
 
 
-def demo(root: Path, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run it with no terminal to its end."""
-    return subprocess.run(
-        command(tmp_path, *words), cwd=root, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL
-    )
-
-
 def test_the_demo_trains_checks_and_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
-    """Its last words are what the job learned; a second run on the same folder works as the first."""
-    run = demo(root, tmp_path, "--least-drop", "0.3")
+    """Its last words are what the job learned."""
+    words = command(tmp_path, "--least-drop", "0.3")
+    run = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=RUN_SECONDS, stdin=subprocess.DEVNULL)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Validation loss" in run.stdout and "digest" in run.stdout
     assert processes_naming(tmp_path) == []
 
 
-def test_a_demo_that_learned_too_little_says_so_and_fails(root: Path, tmp_path: Path) -> None:
-    """The check can fail: nobody's loss falls by 100 nats."""
-    run = demo(root, tmp_path, "--least-drop", "100")
-    assert run.returncode == 1 and "less than the 100.0 nats" in run.stdout, run.stdout + run.stderr
-    assert processes_naming(tmp_path) == []
+class Evaluated:
+    """A client of a server whose job's validation loss fell from 2.5 to 1.5."""
+
+    def get(self, path: str, **query: object) -> object:
+        points = [{"step": 40, "value": 1.5}, {"step": 0, "value": 2.5}]
+        return {"series": [{"branch": False, "points": points}]}
+
+
+def test_a_demo_that_learned_too_little_says_so_and_fails(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The check can fail: one nat is less than 1.1 and more than 0.9."""
+    check = runpy.run_path(str(root / "examples/demo.py"))["check"]
+    job = {"id": "1", "status": "succeeded", "step": 40, "ranks": 2, "stage": 2, "digest": "0" * 16}
+    assert check(Evaluated(), job, 0.9)
+    assert not check(Evaluated(), job, 1.1)
+    assert "less than the 1.1 nats" in capsys.readouterr().out
+    assert not check(Evaluated(), {"status": "failed", "reason": None}, 0.0)
 
 
 def test_on_a_terminal_the_dashboard_stays_up_until_ctrl_c(root: Path, tmp_path: Path) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import struct
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.running_service import SHARDYARD, Service, interrupt, processes_naming, start
-from tests.smoke.conftest import digits_spec
+import pytest
+
+from tests.gated import STANDS_AFTER, Gate, told_to_stop
+from tests.running_service import RUN_SECONDS, SHARDYARD, Service, processes_naming
+from tests.smoke.specs import digits_spec
+from tests.waiting import PATIENCE_SECONDS, wait_for
 
 
 def write(path: Path, text: str) -> str:
@@ -18,7 +24,9 @@ def write(path: Path, text: str) -> str:
 
 def run_here(spec: str, *words: str) -> list[dict[str, object]]:
     """`shardyard run --json`: one object per step and the summary."""
-    run = subprocess.run([SHARDYARD, "run", spec, "--json", *words], capture_output=True, text=True, timeout=240)
+    run = subprocess.run(
+        [SHARDYARD, "run", spec, "--json", *words], capture_output=True, text=True, timeout=RUN_SECONDS
+    )
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 
@@ -36,17 +44,49 @@ def test_a_job_goes_through_http_and_ray_to_its_end(service: Service) -> None:
         assert service.client.get(f"/v1/jobs/{job_id}/{view}")
 
 
-def test_cancelled_and_resumed_on_one_rank_at_stage_3_it_ends_with_the_same_bits(service: Service) -> None:
+@pytest.fixture(scope="module")
+def whole(service: Service) -> str:
+    """The digest of an undisturbed run of the gated job."""
+    gate = Gate(service.folder / "whole.gate")
+    job_id = service.submit(gate.spec("whole"))
+    gate.open()
+    return str(service.wait(job_id, lambda job: job["status"] == "succeeded")["digest"])
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A job that stands at its gate in mid-training."""
+
+    service: Service
+    job_id: str
+    attempt_id: str
+    gate: Gate
+
+    def stop(self) -> None:
+        """Open the gate once every rank was told to leave at its next step boundary."""
+        told = lambda: told_to_stop(self.service.folder, self.attempt_id)  # noqa: E731
+        wait_for(told, "the ranks were told", self.service.log_tail)
+        self.gate.open()
+
+
+def standing(service: Service, name: str) -> Standing:
+    """Submit a gated job and wait until it stands."""
+    gate = Gate(service.folder / f"{name}.gate")
+    job_id = service.submit(gate.spec(name))
+    job = service.wait(job_id, lambda job: job["step"] >= STANDS_AFTER - 2)
+    return Standing(service, job_id, job["current_attempt"]["id"], gate)
+
+
+def test_cancelled_and_resumed_on_one_rank_at_stage_3_it_ends_with_the_same_bits(service: Service, whole: str) -> None:
     """The first promise, as a user meets it: equal digests, whatever happened in between."""
-    whole = service.wait(service.submit(digits_spec("whole", steps=500)), lambda job: job["status"] == "succeeded")
-    job_id = service.submit(digits_spec("broken", steps=500))
-    service.wait(job_id, lambda job: job["step"] >= 5)
+    broken = standing(service, "broken")
+    job_id = broken.job_id
     service.client.post(f"/v1/jobs/{job_id}/cancel")
-    stopped = service.wait(job_id, lambda job: job["status"] == "cancelled")
-    assert 5 <= stopped["step"] < 500
+    broken.stop()
+    service.wait(job_id, lambda job: job["status"] == "cancelled")
     assert service.run("resume", job_id, "--ranks", "1", "--stage", "3").returncode == 0
     resumed = service.wait(job_id, lambda job: job["status"] == "succeeded")
-    assert resumed["attempt"] == 2 and resumed["digest"] == whole["digest"]
+    assert resumed["attempt"] == 2 and resumed["digest"] == whole
 
 
 def test_the_command_line_follows_a_job_and_takes_its_weights_out(service: Service, tmp_path: Path) -> None:
@@ -78,30 +118,26 @@ def test_run_without_a_service_gives_the_same_bits(service: Service, tmp_path: P
     assert lines[-2]["digest"] == digest
 
 
-def test_ctrl_c_pauses_what_runs_and_the_next_serve_goes_on_and_nothing_is_left(tmp_path: Path) -> None:
-    """What a person paused stays paused; what the stop paused resumes by itself."""
-    first = start(tmp_path)
-    running = first.submit(digits_spec("running", steps=3000))
-    held = first.submit(digits_spec("held", steps=3000, ranks=1))
-    for job_id in (running, held):
-        first.wait(job_id, lambda job: job["step"] >= 3)
-    assert first.run("pause", held, "--wait").returncode == 0
-    assert interrupt(first) == 0
-    assert processes_naming(tmp_path) == []
-    second = start(tmp_path)
-    try:
-        again = second.wait(running, lambda job: job["attempt"] == 2 and job["status"] == "running")
-        assert again["step"] >= 3 and second.job(held)["status"] == "paused"
-        assert second.run("kill", running, "--wait").returncode == 0
-    finally:
-        assert interrupt(second) == 0
-    assert processes_naming(tmp_path) == []
-
-
 def test_a_second_server_on_the_same_folder_or_port_is_refused_in_one_line(service: Service, tmp_path: Path) -> None:
     """Exit code 2, which one it is, and what to do."""
     port = service.client.address.url.rpartition(":")[2]
     for words in (["--data-dir", str(service.folder)], ["--data-dir", str(tmp_path), "--port", port]):
-        run = subprocess.run([SHARDYARD, "serve", *words], capture_output=True, text=True, timeout=60)
+        run = subprocess.run([SHARDYARD, "serve", *words], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
         assert run.returncode == 2 and len(run.stderr.splitlines()) == 1, run.stderr
         assert "in use" in run.stderr
+
+
+def test_ctrl_c_pauses_what_runs_and_the_next_serve_ends_it_with_the_same_bits(service: Service, whole: str) -> None:
+    """What a person paused stays paused; what the stop paused resumes by itself; no process is left in between."""
+    held, running = standing(service, "held"), standing(service, "running")
+    service.client.post(f"/v1/jobs/{held.job_id}/pause")
+    held.stop()
+    service.wait(held.job_id, lambda job: job["status"] == "paused")
+    service.process.send_signal(signal.SIGINT)
+    running.stop()
+    assert service.process.wait(PATIENCE_SECONDS) == 0
+    assert processes_naming(service.folder) == []
+    service.start_again()
+    job = service.wait(running.job_id, lambda job: job["status"] == "succeeded")
+    assert job["attempt"] == 2 and job["digest"] == whole
+    assert service.job(held.job_id)["status"] == "paused"

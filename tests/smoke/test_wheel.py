@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.running_service import RUN_SECONDS
+
 SOURCES = ("server", "workers", "zero_engine", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
 
 
@@ -28,7 +30,7 @@ def source(root: Path, tmp_path: Path) -> Path:
 
 def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS)
 
 
 def test_a_wheel_without_the_built_dashboard_is_refused(source: Path, tmp_path: Path) -> None:
