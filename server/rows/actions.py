@@ -101,22 +101,8 @@ async def resume(tx: Tx, job: JobRecord, who: Principal, request: ResumeRequest,
         "user_failures": 0,
         "infrastructure_failures": 0,
         "progress_step": 0,
-        **rescaled_sparkline(job, spec.train.steps),
     }
     return await act(tx, Action.RESUME, job, who, values=values)
-
-
-def rescaled_sparkline(job: JobRecord, steps: int) -> dict[str, Any]:
-    """The sparkline's columns when a job gets another number of steps."""
-    old, new = jobs.stride(job.steps), jobs.stride(steps)
-    if old == new:
-        return {}
-    values: list[float | None] = []
-    for index, value in enumerate(job.sparkline):
-        place = index * old // new
-        values += [None] * (place + 1 - len(values))
-        values[place] = value
-    return {"sparkline": values, "sparkline_stride": new}
 
 
 def resumed_spec(job: JobRecord, request: ResumeRequest, max_ranks: int) -> JobSpec:

@@ -9,9 +9,9 @@ from sqlalchemy import Row, select, update
 
 from server.db import Tx
 from server.models import Attempt, Job, RankRow
-from server.rows.jobs import SPARKLINE_VALUES, stride
 from server.rows.numbers import split
 from server.rows.series import Owner
+from server.sparkline import Sparkline
 from workers.contract import (
     CheckpointRecord,
     EventRecord,
@@ -118,17 +118,10 @@ def _job_numbers(place: Row[Any], points: Sequence[PointsRecord]) -> dict[str, A
         if value is not None:
             known = values.get("step_seconds", place.step_seconds)
             values["step_seconds"] = value if known is None else 0.9 * known + 0.1 * value
-    values["sparkline"] = sparkline(place.sparkline, place.sparkline_stride or stride(place.steps), trained)
-    return values
-
-
-def sparkline(old: Sequence[float | None], steps_each: int, trained: Sequence[PointsRecord]) -> list[float | None]:
-    """The sparkline after these points: one value for every `steps_each` steps; a step back cuts what was beyond."""
-    values = list(old)
+    curve = Sparkline(tuple(place.sparkline), place.sparkline_stride if place.sparkline else 1)
     for point in trained:
-        place = max(0, point.step - 1) // steps_each
-        if place < SPARKLINE_VALUES:
-            values = [*values[:place], *([None] * (place - len(values))), split(point.values["loss"])[0]]
+        curve = curve.after(point.step, split(point.values["loss"])[0])
+    values |= {"sparkline": list(curve.values), "sparkline_stride": curve.stride}
     return values
 
 

@@ -51,7 +51,6 @@ _PLACE = (
         Attempt.last_step,
         Job.attempt.label("newest"),
         Job.status,
-        Job.steps,
         Job.phase,
         Job.sparkline,
         Job.sparkline_stride,
