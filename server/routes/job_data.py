@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
@@ -42,6 +42,8 @@ from server.views import (
     SeriesNamesView,
 )
 
+T = TypeVar("T")
+
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["job data"], responses=ERRORS)
 
 Step = Annotated[int, Query(ge=0, le=LAST_STEP)]
@@ -54,6 +56,13 @@ async def _must_exist(database: Database, job_id: str) -> None:
     async with database.read() as connection:
         if await jobs.get(connection, job_id) is None:
             raise not_found("job", job_id)
+
+
+def _existing(view: T | None, job_id: str) -> T:
+    """The view of a job, None for one that is not there."""
+    if view is None:
+        raise not_found("job", job_id)
+    return view
 
 
 @router.get("/attempts", operation_id="listAttempts")
@@ -149,9 +158,7 @@ async def get_memory(
         found = await memory.view(
             connection, job_id, attempt=attempt, rank=rank, first=from_step, last=to_step, width=width
         )
-    if found is None:
-        raise not_found("job", job_id)
-    return found
+    return _existing(found, job_id)
 
 
 @router.get("/ledger", operation_id="getLedger")
@@ -159,9 +166,7 @@ async def get_ledger(job_id: JobKey, who: Viewer, database: Db, attempt: Attempt
     """Measured traffic of the newest step, beside the plan."""
     async with database.read() as connection:
         found = await ledger.view(connection, job_id, attempt)
-    if found is None:
-        raise not_found("job", job_id)
-    return found
+    return _existing(found, job_id)
 
 
 @router.get("/logs", operation_id="getLogs")
@@ -225,9 +230,7 @@ async def get_lineage(job_id: JobKey, who: Viewer, database: Db) -> LineageView:
     """What the job came from and what came of it: attempts, forks, clones and the checkpoints between them."""
     async with database.read() as connection:
         found = await lineage.view(connection, job_id)
-    if found is None:
-        raise not_found("job", job_id)
-    return found
+    return _existing(found, job_id)
 
 
 @router.get("/plan", operation_id="getJobPlan")
@@ -235,9 +238,7 @@ async def get_plan(job_id: JobKey, who: Viewer, database: Db, attempt: AttemptNu
     """The plan made at submit, and the engine's own of an attempt."""
     async with database.read() as connection:
         found = await plans.of_job(connection, job_id, attempt)
-    if found is None:
-        raise not_found("job", job_id)
-    return found
+    return _existing(found, job_id)
 
 
 @router.get("/explain", operation_id="explainJob")
@@ -245,6 +246,4 @@ async def explain(job_id: JobKey, who: Viewer, database: Db, settings: TheSettin
     """Why the job is where it is, what would move it, and who is ahead."""
     async with database.read() as connection:
         found = await queue.explain(connection, job_id, settings.max_ranks)
-    if found is None:
-        raise not_found("job", job_id)
-    return found
+    return _existing(found, job_id)
