@@ -2,7 +2,7 @@
 # A second run finds the stamps below and starts at once.
 #
 #   make demo                    install, start a server, train a GPT on the standard library, show it in the browser
-#   make test                    the whole suite, in order: unit, distributed, service, browser, smoke
+#   make test                    the whole suite, in two processes side by side
 #   make test T=tests/unit       a part of it
 #   make setup TORCH_INDEX=URL   take torch from another index (the CPU index that torch's install page names, say)
 
@@ -15,7 +15,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python;
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$python" && break; done)
 TORCH_INDEX ?=
 TORCH := $(shell grep '^torch==' constraints.txt)
-T ?= tests/unit tests/distributed tests/service tests/browser tests/smoke
+T ?=
 
 BIN := .venv/bin
 STAMPS := .venv/stamps
@@ -74,8 +74,7 @@ demo: setup
 
 test: setup
 	@.ci/system-packages
-	$(if $(filter file,$(origin T)),cd web && npm run --silent test)
-	$(BIN)/python -m pytest $(T)
+	$(BIN)/python $(if $(T),-m pytest $(T),.ci/lanes)
 
 lint: $(STAMPS)/installed
 	$(BIN)/ruff check .
