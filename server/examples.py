@@ -136,6 +136,7 @@ _MEMORY = {
     "moments": 21000000,
     "buckets": 4200000,
     "slots": 0,
+    "pinned": 0,
     "activations": 88000000,
     "other": 0,
     "allocated": 144700000,

@@ -122,7 +122,8 @@ class MemoryRecord(Message):
     moments: int = 0
     buckets: int = 0
     slots: int = 0
-    activations: int = 0
+    pinned: int = 0  # host memory of an offloaded update
+    activations: int = 0  # whatever else the step allocated
     other: int = 0
     allocated: int = 0
     reserved: int = 0

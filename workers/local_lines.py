@@ -17,8 +17,14 @@ from workers.contract import (
 )
 from workers.reporter import DIGEST_ACTION
 
-FIELDS = ("params", "grads", "sums", "master", "moments", "buckets", "slots", "other")
+FIELDS = ("params", "grads", "sums", "master", "moments", "buckets", "slots", "pinned", "other")
 CATEGORIES = {"params": "parameters", "grads": "gradients"}  # the plan's names; the other fields have the same
+
+
+def owned_bytes(record: MemoryRecord) -> dict[str, int]:
+    """A record under the plan's names; as in the plan, "pinned" only where something is."""
+    owned = {CATEGORIES.get(name, name): int(getattr(record, name)) for name in FIELDS}
+    return {name: count for name, count in owned.items() if count or name != "pinned"}
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,8 @@ class Lines:
             case PointsRecord():
                 self._steps.setdefault(record.step, _Open()).points = dict(record.values)
                 return self._completed(record.step)
-            case MemoryRecord():
-                owned = {CATEGORIES.get(name, name): int(getattr(record, name)) for name in FIELDS}
+            case MemoryRecord(phase="peak"):
+                owned = owned_bytes(record)
                 self._steps.setdefault(record.step, _Open()).memory[rank] = owned
                 self.rss[rank] = max(self.rss[rank], record.rss)
             case LedgerRecord():

@@ -99,6 +99,7 @@ class Training:
         if completed == 0 and self.evaluates:
             self._report_points(0, {"eval_loss": self._evaluated()})
         while completed < self.train.steps:
+            self.sampler.prepare(last=completed + 1 == self.train.steps)
             begun = time.monotonic()
             result, rate = self._step(completed)
             seconds = time.monotonic() - begun

@@ -27,6 +27,7 @@ class MemorySample(Base):
     moments: Mapped[int]
     buckets: Mapped[int]
     slots: Mapped[int]
+    pinned: Mapped[int] = mapped_column(server_default="0")
     activations: Mapped[int]
     other: Mapped[int]
     allocated: Mapped[int]

@@ -24,6 +24,7 @@ CATEGORIES = (
     "moments",
     "buckets",
     "slots",
+    "pinned",
     "activations",
     "other",
     "allocated",

@@ -22,6 +22,7 @@ class MemorySampleView(View):
     moments: int
     buckets: int
     slots: int
+    pinned: int
     activations: int
     other: int
     allocated: int

@@ -355,6 +355,17 @@ def test_recomputed_activations_give_equal_bits(gpt: Path) -> None:
     assert len({found.summary["digest"] for found in runs}) == 1
 
 
+def test_an_offloaded_update_gives_equal_bits_and_the_planned_bytes(mlp: Path) -> None:
+    """Property: masters and moments count as pinned, as planned; the digest is that of a run without offload."""
+    options = ("--set", "train.steps=2", "--set", "zero.stage=2")
+    plain, offloaded = run(mlp, *options), run(mlp, *options, "--set", "zero.offload=optimizer")
+    assert plain.code == offloaded.code == 0, plain.errors + offloaded.errors
+    assert plain.summary["digest"] == offloaded.summary["digest"]
+    memory = offloaded.summary["memory_bytes"]
+    assert memory == offloaded.summary["plan"]["memory_bytes"] and "pinned" not in plain.summary["memory_bytes"][0]
+    assert all(row["pinned"] > 0 and row["moments"] == row["master"] == 0 for row in memory)
+
+
 def test_a_self_test_passes_without_a_trace_and_names_a_model_that_is_no_function(gpt: Path) -> None:
     """Property: the bits are those of a run without it; a model with a memory of its own is refused by parameter."""
     plain = run(gpt, "--set", "zero.stage=2")

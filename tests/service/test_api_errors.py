@@ -48,7 +48,7 @@ WRONG_SPECS: list[tuple[str, str, str | None]] = [
     (json.dumps(_spec(resources={"ranks": 65}, train={"steps": 1, "global_batch": 65, "micro_batch": 1})),
      "/resources/ranks", "64"),
     (json.dumps(_spec(checkpoint={"keep_latest": 1})), "/checkpoint/keep_latest", "use 2"),
-    (json.dumps(_spec(zero={"offload": "optimizer"})), "/zero/offload", "not available yet"),
+    (json.dumps(_spec(zero={"offload": "disk"})), "/zero/offload", "optimizer"),
     (json.dumps(_spec(model=GPT, data={"kind": "text", "path": "books"})), "/data/path", "absolute"),
     (json.dumps(_spec(model=GPT, data={"kind": "text", "path": "/etc/passwd"})), "/data/path", "outside"),
     (json.dumps(_spec(model=GPT, data={"kind": "text", "path": "/proc/../etc"})), "/data/path", "outside"),

@@ -167,7 +167,7 @@ def test_yaml_is_version_1_2() -> None:
         (SHORT.replace("日本語 🙂", '"a\\0"'), "/name", "U+0000", None, 1),
         (SHORT.replace("日本語 🙂", '"\\uD800"'), "/name", "U+D800", None, 1),
         (SHORT + "name: again\n", "/name", "stands twice", None, 6),
-        (SHORT + "zero: {offload: optimizer}\n", "/zero/offload", "not available yet", None, 6),
+        (SHORT + "zero: {offload: disk}\n", "/zero/offload", "none", None, 6),
         (
             with_train(eval={"every": 0}) + "checkpoint: {keep_best: 1}\n",
             "/checkpoint/keep_best",

@@ -24,17 +24,6 @@ def _wrong(pointer: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("spec", "{message}", {"pointer": pointer, "message": message})
 
 
-def _not_yet(*values: object) -> AfterValidator:
-    """Refuses values that the spec knows and the engine does not have yet."""
-
-    def check(value: Any) -> Any:
-        if value in values:
-            raise PydanticCustomError("not_available", "{value} is not available yet", {"value": str(value)})
-        return value
-
-    return AfterValidator(check)
-
-
 def _not_a_flag(value: Any) -> Any:
     """Python takes True for 1 and 2.0 for 2; a spec does not."""
     if isinstance(value, bool | float):
@@ -263,7 +252,7 @@ class ZeroSpec(SpecModel):
         ),
     ] = "auto"
     offload: Annotated[
-        Literal["none", "optimizer"], _not_yet("optimizer"), Field(description="keeps optimizer state in host memory")
+        Literal["none", "optimizer"], Field(description="keeps master weights, moments and the update in host memory")
     ] = "none"
     activation_checkpointing: Annotated[
         Literal["none", "full", "selective"],

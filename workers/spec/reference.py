@@ -53,10 +53,8 @@ _TAIL = """\
 
 - With `precision: fp16` the loss is scaled and the scale adapts. A step whose loss or gradient is not finite is skipped
   at every precision: weights and moments stay, an event says so, and the learning rate does not advance.
-
-## Not available yet
-
-`zero.offload` other than `none` is known and answered with "not available yet".
+- With `zero.offload: optimizer` master weights and moments stand in host memory (pinned where the device is a GPU) and
+  the update runs there: a GPU holds fewer bytes, a step takes longer. On a CPU the bits are those of a run without it.
 """
 
 

@@ -2602,6 +2602,11 @@ export interface components {
              */
             phase: "rest" | "forward" | "backward" | "reduce" | "update" | "gather" | "peak";
             /**
+             * Pinned
+             * @default 0
+             */
+            pinned: number;
+            /**
              * Reserved
              * @default 0
              */
@@ -2654,6 +2659,8 @@ export interface components {
             params: number;
             /** Phase */
             phase: string;
+            /** Pinned */
+            pinned: number;
             /** Rank */
             rank: number;
             /** Reserved */
@@ -2696,6 +2703,7 @@ export interface components {
          *           "other": 0,
          *           "params": 21000000,
          *           "phase": "peak",
+         *           "pinned": 0,
          *           "rank": 0,
          *           "reserved": 150000000,
          *           "rss": 610000000,
@@ -2732,6 +2740,7 @@ export interface components {
          *           "other": 0,
          *           "params": 21000000,
          *           "phase": "peak",
+         *           "pinned": 0,
          *           "rank": 0,
          *           "reserved": 150000000,
          *           "rss": 610000000,
@@ -4150,7 +4159,7 @@ export interface components {
             activation_checkpointing: "none" | "full" | "selective";
             /**
              * Offload
-             * @description keeps optimizer state in host memory
+             * @description keeps master weights, moments and the update in host memory
              * @default none
              * @enum {string}
              */

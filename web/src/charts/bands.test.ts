@@ -4,7 +4,7 @@ import { byteTicks, CATEGORIES, overSteps, peaks, plannedBytes, spread, stack, t
 
 const sample = (over: Partial<MemorySample>): MemorySample => ({
   step: 1, attempt: 1, rank: 0, phase: "peak", at: "2026-01-01T00:00:00Z",
-  params: 4, grads: 4, sums: 0, master: 0, moments: 8, buckets: 0, slots: 0, activations: 3, other: 1, allocated: 20, reserved: 20, rss: 90,
+  params: 4, grads: 4, sums: 0, master: 0, moments: 8, buckets: 0, slots: 0, pinned: 0, activations: 3, other: 1, allocated: 20, reserved: 20, rss: 90,
   ...over,
 });
 const view = (samples: MemorySample[], phases: MemorySample[]): MemoryView => ({ job_id: "j", attempt: 1, ranks: 2, samples, phases, plan: [], paper: [] });

@@ -2,7 +2,7 @@
 
 import type { MemorySample, MemoryView } from "../api/client";
 
-export const CATEGORIES = ["params", "grads", "sums", "master", "moments", "buckets", "slots", "activations", "other"] as const;
+export const CATEGORIES = ["params", "grads", "sums", "master", "moments", "buckets", "slots", "pinned", "activations", "other"] as const;
 export type Category = (typeof CATEGORIES)[number];
 
 /** What the engine allocates from its arenas and therefore plans to the byte; activations are the model's. */
@@ -23,6 +23,7 @@ export const CATEGORY_WORDS: Record<Category, string> = {
   moments: "moments",
   buckets: "buckets",
   slots: "gather slots",
+  pinned: "pinned on the host",
   activations: "activations",
   other: "other",
 };
