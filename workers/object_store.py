@@ -58,7 +58,7 @@ class ObjectStore:
         from obstore.store import from_url
 
         self._url, self._patience = url.rstrip("/"), patience
-        retry: Any = {"max_retries": 1000, "retry_timeout": patience, "backoff": {"max_backoff": timedelta(seconds=5)}}
+        retry: Any = {"max_retries": 1000, "retry_timeout": patience, "backoff": {"max_backoff": timedelta(seconds=2)}}
         with _translated(url):
             self._store: Any = from_url(self._url, retry_config=retry)
 

@@ -43,7 +43,7 @@ from zero_engine.shard import (
     wait_for_records,
     write_shard,
 )
-from zero_engine.state import DTYPES, Subject, block_bytes, bytes_of, require_finite
+from zero_engine.state import DTYPES, Subject, block_bytes, bytes_of
 from zero_engine.store import Store, StoreAway, StoreError, as_store
 
 Place = Store | str | os.PathLike[str]
@@ -323,17 +323,10 @@ def _write_own(store: Store, draft: Manifest, subject: Subject, ticket: str) -> 
     """This rank's shard, then its record. Looking at the values overlaps with waiting for the disk."""
     state = list(subject.owned())
     with ThreadPoolExecutor(1) as looker:
-        looked = looker.submit(_examine, subject, state, draft)
+        looked = looker.submit(subject.digest_part, state, draft.scalars)
         sources, named = _memory_of(subject, state)
         shard = write_shard(store, draft.folder, subject.comm.rank, sources, named)
         put_record(store, draft.folder, Record(shard, looked.result(), ticket))
-
-
-def _examine(subject: Subject, state: Sequence[tuple[Run, Tensor]], draft: Manifest) -> int:
-    """The digest's part. Raises NonFiniteState."""
-    for run, tensor in state:
-        require_finite(subject.layout, run, tensor)
-    return subject.digest_part(state, draft.scalars)
 
 
 def _memory_of(subject: Subject, state: Sequence[tuple[Run, Tensor]]) -> tuple[list[Source], list[NamedSource]]:

@@ -25,7 +25,7 @@ from zero_engine.manifest import Manifest, Progress
 from zero_engine.reshard import Run
 from zero_engine.shard import Refusal, put_refusal
 from zero_engine.staging import SharedCopy, Staged
-from zero_engine.state import NonFiniteState, Subject, require_finite
+from zero_engine.state import NonFiniteState, Subject
 from zero_engine.store import Store, StoreError
 from zero_engine.writer import Order, Outcome, WriterDied, WriterProcess
 
@@ -157,8 +157,6 @@ class Saver:
     def _order(self, running: _Running, state: list[tuple[Run, Tensor]], buffers: Staged) -> Order:
         subject, draft, problem, part = self._subject, running.draft, "", 0
         try:
-            for run, copy in state:
-                require_finite(subject.layout, run, copy)
             part = subject.digest_part(state, draft.scalars)
         except NonFiniteState as error:
             problem = str(error)

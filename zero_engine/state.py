@@ -22,7 +22,7 @@ from zero_engine.manifest import CheckpointError, Environment, Json
 from zero_engine.master import Master
 from zero_engine.reshard import FROZEN, MASTER, Run, runs_of
 
-FINITE_ELEMENTS = 1 << 18  # summed at a time when looking for values that are not finite
+EXAMINED_ELEMENTS = 1 << 18  # looked at by both checks while they are in the processor's cache
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
@@ -83,7 +83,10 @@ class Subject:
         return {"completed_steps": self.completed_steps(), "counts": counts, "loss_scale": self.loss_scale()}
 
     def digest_part(self, state: Iterable[tuple[Run, Tensor]], scalars: Json) -> int:
-        """This rank's part of the engine's digest, of the blocks it owns as they stand in `state`."""
+        """This rank's part of the engine's digest, of the blocks it owns as they stand in `state`.
+
+        Raises NonFiniteState naming the parameter when a value is not finite.
+        """
         total = 0
         if self.comm.rank == 0:
             total = counts_part(self.layout, scalars["counts"], scalars["completed_steps"])
@@ -91,7 +94,11 @@ class Subject:
             first = run.first * self.layout.block
             number = self._run_at(first)
             kind = "parameter" if run.kind in (MASTER, FROZEN) else run.kind
-            total += run_part(self.layout, kind, number, Range(first, first + tensor.numel()), tensor)
+            for start in range(0, tensor.numel(), EXAMINED_ELEMENTS):
+                part = tensor[start : start + EXAMINED_ELEMENTS]
+                require_finite(self.layout, run.kind, first + start, part)
+                place = Range(first + start, first + start + part.numel())
+                total += run_part(self.layout, kind, number, place, part)
         return total % 2**64
 
     def _run_at(self, element: int) -> int:
@@ -129,18 +136,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(memory).cast("B")
 
 
-def require_finite(layout: Layout, run: Run, tensor: Tensor) -> None:
-    """Raises NonFiniteState naming the parameter when a value is not finite. `tensor` holds the blocks of `run`."""
-    if not tensor.is_floating_point():
+def require_finite(layout: Layout, kind: str, first: int, values: Tensor) -> None:
+    """Raises NonFiniteState naming the parameter when one of the flat elements from `first` on is not finite."""
+    if not values.is_floating_point() or math.isfinite(values.sum(dtype=torch.float32).item()):
         return
-    for start in range(0, tensor.numel(), FINITE_ELEMENTS):
-        part = tensor[start : start + FINITE_ELEMENTS]
-        if math.isfinite(part.sum(dtype=torch.float32).item()):
-            continue
-        bad = torch.isfinite(part).logical_not_().nonzero()  # a sum may overflow where no value does
-        if len(bad):
-            name = _parameter_at(layout, run.first * layout.block + start + int(bad[0]))
-            raise NonFiniteState(f"{run.kind} of parameter '{name}' is not finite: the state is not saved")
+    bad = torch.isfinite(values).logical_not_().nonzero()  # a sum may overflow where no value does
+    if len(bad):
+        name = _parameter_at(layout, first + int(bad[0]))
+        raise NonFiniteState(f"{kind} of parameter '{name}' is not finite: the state is not saved")
 
 
 def _parameter_at(layout: Layout, element: int) -> str:

@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -165,23 +166,21 @@ class LocalStore:
             return self._path(key).read_bytes()
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        target, done = buffer.cast("B"), 0
-        with _translated(key), self._opened(key) as descriptor:
+        target, done, descriptor = buffer.cast("B"), 0, -1
+        try:
+            descriptor = os.open(f"{self.root}/{check_key(key)}", os.O_RDONLY | os.O_CLOEXEC)
             _read_ahead(descriptor, offset, len(target))
             while done < len(target):
-                count = os.preadv(descriptor, [target[done:]], offset + done)
+                count = os.preadv(descriptor, [target[done:] if done else target], offset + done)
                 if count == 0:
                     end = offset + len(target)
                     raise StoreError(f"{key} is truncated: it ends at byte {offset + done}, {end} are needed")
                 done += count
-
-    @contextmanager
-    def _opened(self, key: str) -> Iterator[int]:
-        descriptor = os.open(f"{self.root}/{check_key(key)}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield descriptor
+        except OSError as error:
+            raise _translation(key, error) from error
         finally:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def size(self, key: str) -> int:
         with _translated(key):
@@ -284,7 +283,11 @@ def _translated(key: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _ERRORS.get(error.errno or 0, StoreError)(f"{key}: {error.strerror or error}") from error
+        raise _translation(key, error) from error
+
+
+def _translation(key: str, error: OSError) -> StoreError:
+    return _ERRORS.get(error.errno or 0, StoreError)(f"{key}: {error.strerror or error}")
 
 
 _ERRORS: dict[int, type[StoreError]] = {
@@ -305,6 +308,7 @@ if _SYNC_FILE_RANGE is not None:
     _SYNC_FILE_RANGE.argtypes = [ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint]
 
 
+@lru_cache(1024)
 def check_key(key: str) -> str:
     """The key itself, or an error when it could leave the store or hide in it."""
     parts = key.split("/")
