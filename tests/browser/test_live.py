@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,20 +11,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import Watch, open_page
 from tests.browser.specs import digits
+from tests.ports import quiet_port
 from tests.running_service import Service, start, stop
 
 FAKE = {"SHARDYARD_FAKE_CLUSTER": "true", "SHARDYARD_LOST_SECONDS": "1", "SHARDYARD_SHUTDOWN_SECONDS": "1"}
 MANY = 80  # more than a page of the list
 DRAWN = 60  # at most: what fits a screen, and a margin
-
-
-def quiet_port() -> int:
-    """A free port that nobody is given by chance: below those of the kernel, above those that servers try first."""
-    for port in random.sample(range(20_000, 30_000), 100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError("100 ports are in use")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from tests.distributed.checkpoint_faults import FullAfter, GatedStore, KilledAt
 from tests.distributed.engine_cases import engine_of, reference_of, train
 from tests.distributed.rank_pool import Pool, Rank
+from tests.waiting import PATIENCE_SECONDS
 from zero_engine import Engine, ZeroConfig
 from zero_engine.catalog import list_checkpoints, read_manifest, verify
 from zero_engine.saver import Saver, SaveReport
@@ -84,7 +85,7 @@ def save_with_late_copies(rank: Rank, store: str) -> tuple[str, bool, str]:
     take, hold = saver._copy.take, saver.hold
 
     def late(state: Any) -> Any:
-        asked.wait(60)
+        asked.wait(PATIENCE_SECONDS)
         return take(state)
 
     def ask() -> None:

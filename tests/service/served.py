@@ -48,7 +48,8 @@ class Served:
     @property
     def client(self) -> httpx.Client:
         port, token = (self.folder / "port").read_text().strip(), (self.folder / "token").read_text().strip()
-        return httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"})
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=PATIENCE_SECONDS)
 
     def wait_up(self) -> None:
         def up() -> bool:

@@ -17,6 +17,7 @@ from server.feed import Feed
 from server.rows import feed as rows
 from tests.service.conftest import ADMIN_TOKEN, Api
 from tests.service.reports_by_hand import start_attempt
+from tests.waiting import PATIENCE_SECONDS
 
 
 async def _messages(feed: Feed, job: str | None, last_id: int | None, number: int) -> list[dict[str, Any]]:
@@ -50,7 +51,7 @@ async def test_a_tab_hears_of_a_change_when_it_is_committed(api: Api) -> None:
     listening = asyncio.create_task(_messages(_feed(api), None, None, 3))
     await _subscribed(_feed(api), 1)
     job = await api.submit()
-    heard = await asyncio.wait_for(listening, 30)
+    heard = await asyncio.wait_for(listening, PATIENCE_SECONDS)
     assert {(m["topic"], m["job_id"]) for m in heard} == {
         ("job", job["id"]),
         ("events", job["id"]),
@@ -67,7 +68,7 @@ async def test_after_an_absence_a_tab_gets_exactly_what_it_missed(api: Api) -> N
         everything = await rows.after(connection, 0)
     ids = [entry.id for entry in everything]
     for place in range(len(ids)):
-        missed = await asyncio.wait_for(_messages(_feed(api), None, ids[place] - 1, len(ids) - place), 30)
+        missed = await asyncio.wait_for(_messages(_feed(api), None, ids[place] - 1, len(ids) - place), PATIENCE_SECONDS)
         assert [m["id"] for m in missed] == ids[place:]
 
 
@@ -76,14 +77,14 @@ async def test_what_comes_between_replay_and_listening_is_neither_lost_nor_doubl
     await api.submit("first")
     listening = asyncio.create_task(_messages(_feed(api), None, 0, 33))
     await asyncio.gather(*(api.submit(f"{i}") for i in range(10)))
-    heard = [m["id"] for m in await asyncio.wait_for(listening, 60)]
+    heard = [m["id"] for m in await asyncio.wait_for(listening, PATIENCE_SECONDS)]
     assert heard == sorted(set(heard)) and heard == list(range(heard[0], heard[0] + 33))
 
 
 async def test_a_tab_of_one_job_hears_of_it_and_of_what_belongs_to_no_job(api: Api) -> None:
     """The others' changes do not reach it."""
     mine, other = await api.submit("mine"), await api.submit("other")
-    heard = await asyncio.wait_for(_messages(_feed(api), mine["id"], 0, 4), 30)
+    heard = await asyncio.wait_for(_messages(_feed(api), mine["id"], 0, 4), PATIENCE_SECONDS)
     assert {m["job_id"] for m in heard} == {mine["id"], None}
     assert other["id"] not in {m["job_id"] for m in heard}
 
@@ -98,7 +99,7 @@ async def test_a_tab_that_was_away_too_long_is_told_to_fetch_everything(
     async with api.database.write() as tx:
         await rows.prune(tx)
     for last_id in (1, 10**9):
-        (told,) = await asyncio.wait_for(_messages(_feed(api), None, last_id, 1), 30)
+        (told,) = await asyncio.wait_for(_messages(_feed(api), None, last_id, 1), PATIENCE_SECONDS)
         assert told["event"] == "reset"
 
 
@@ -118,7 +119,7 @@ async def test_a_tab_that_cannot_keep_up_is_told_so_and_costs_a_bounded_queue(
     assert "reset" in await anext(stream)
     last = asyncio.ensure_future(anext(stream))
     await api.submit("one more")
-    assert "change" in await asyncio.wait_for(last, 30)
+    assert "change" in await asyncio.wait_for(last, PATIENCE_SECONDS)
     await stream.aclose()  # type: ignore[attr-defined]
 
 
@@ -149,7 +150,7 @@ async def _served(api: Api) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
 
 
 async def test_fifty_followers_over_sockets_leave_the_api_free_and_are_gone_when_they_hang_up(api: Api) -> None:
@@ -157,7 +158,10 @@ async def test_fifty_followers_over_sockets_leave_the_api_free_and_are_gone_when
     job = await api.submit()
     rank = await start_attempt(api.database, job["id"])
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
-    async with _served(api) as url, httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
+    async with (
+        _served(api) as url,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_SECONDS) as client,
+    ):
 
         async def follow() -> str:
             async with client.stream("GET", "/v1/feed", params={"job": job["id"]}) as answer:
@@ -172,5 +176,5 @@ async def test_fifty_followers_over_sockets_leave_the_api_free_and_are_gone_when
         while _feed(api).num_subscribers < 50:
             assert (await client.get("/v1/jobs")).status_code == 200
         await rank.points(api, {1: {"loss": 1.0}})
-        assert len(await asyncio.wait_for(asyncio.gather(*followers), 60)) == 50
-        await asyncio.wait_for(_subscribed(_feed(api), 0), 60)
+        assert len(await asyncio.wait_for(asyncio.gather(*followers), PATIENCE_SECONDS)) == 50
+        await asyncio.wait_for(_subscribed(_feed(api), 0), PATIENCE_SECONDS)

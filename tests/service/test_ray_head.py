@@ -92,7 +92,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(grpc.insecure_channel(sys.argv[1]))
 metadata = [("authorization", "Bearer " + sys.argv[2])] if len(sys.argv) > 2 else []
 try:
-    reply = stub.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(), metadata=metadata, timeout=20)
+    reply = stub.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(), metadata=metadata, timeout=100)
     print("answered", len(reply.node_info_list))
 except grpc.RpcError as error:
     print(error.code().name)
@@ -102,7 +102,7 @@ except grpc.RpcError as error:
 def ask_head(*arguments: str) -> str:
     """What the head answers to somebody with this address and, maybe, this token."""
     command = [sys.executable, "-c", STRANGER, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True).stdout.strip()
 
 
 def test_a_stranger_without_the_token_is_refused(ray: Harness) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.error import URLError
+
+from tests.ports import quiet_port
+from tests.waiting import PATIENCE_SECONDS, wait_for
 
 BUCKET = "checkpoints"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test-id", "AWS_SECRET_ACCESS_KEY": "test-secret-word", "AWS_REGION": "us-east-1"}
@@ -42,22 +43,21 @@ class S3Server:
         """A server on a free port; it comes up when entered. Raises ImportError without moto."""
         import moto.server  # noqa: F401  says early that it is missing
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        return S3Server(port)
+        return S3Server(quiet_port())
 
     def up(self) -> None:
         """Start the process and wait until it answers."""
         command = [sys.executable, "-c", PROGRAM, str(self.port), self.bucket]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{self.url}/moto-api/data.json", timeout=5).close()
-                break
-            except (URLError, ConnectionError):
-                assert self.process.poll() is None, "the S3 server ended"
-                time.sleep(0.05)
+        wait_for(self._answers, "the S3 server answers")
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self.url}/moto-api/data.json", timeout=PATIENCE_SECONDS).close()
+        except (URLError, ConnectionError):
+            assert self.process is not None and self.process.poll() is None, "the S3 server ended"
+            return False
+        return True
 
     def down(self) -> None:
         """Kill the process; what it held is gone."""

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pytest
 
 from server.cli import main
 from tests.unit.scripted_server import Answer, Asked, Script, job_view, serving
+from tests.waiting import PATIENCE_SECONDS
 
 JOB = job_view()["id"]
 SPEC = "name: tiny\nmodel: {kind: mlp}\ndata: {kind: digits}\ntrain: {steps: 5}\n"
@@ -56,7 +58,7 @@ def shardyard(script: Script | None, *words: str, stdin: str = "", cwd: Path | N
 def test_the_console_script_runs_as_a_process_of_its_own(script: Script) -> None:
     """The other tests call the same function in this one."""
     command = [Path(sys.executable).with_name("shardyard"), "jobs", "--server", script.url, "--token", "t"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert run.returncode == 0 and json.loads(run.stdout)[0]["id"] == JOB
 
 
@@ -208,6 +210,53 @@ def test_export_takes_the_newest_usable_checkpoint_and_leaves_no_half_file(scrip
     script.answers["GET /v1/checkpoints/c20/export"] = Answer({"detail": "gone"}, 404)
     failed = shardyard(script, "export", JOB, "-o", "other.safetensors", cwd=tmp_path)
     assert failed.returncode == 1 and [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_export_unpacks_a_folder_that_is_whole_or_not_there(script: Script, tmp_path: Path) -> None:
+    """What the server sends as one tar; JOB@STEP names the checkpoint; a foreign name inside is refused."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, data in (("config.json", b"{}"), ("model.safetensors", b"weights")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    script.answers |= {
+        f"GET /v1/jobs/{JOB}/checkpoints": Answer({"items": [checkpoint(10), checkpoint(20)], "next_cursor": None}),
+        "GET /v1/checkpoints/c10/export": Answer(packed.getvalue(), content_type="application/x-tar"),
+    }
+    named = (f"{JOB}@10", "-o", "model", "--format", "transformers", "--dtype", "bf16")
+    run = shardyard(script, "export", *named, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == {
+        "config.json": b"{}",
+        "model.safetensors": b"weights",
+    }
+    assert script.asked[-1].query == {"dtype": "bf16", "format": "transformers"}
+    script.answers["GET /v1/checkpoints/c10/export"] = Answer(packed.getvalue()[:700], content_type="application/x-tar")
+    cut = shardyard(script, "export", f"{JOB}@10", "-o", "half", cwd=tmp_path)
+    assert cut.returncode == 1 and [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_fork_and_clone_send_what_was_set_as_a_merge_patch(script: Script) -> None:
+    """Dotted names become the nested spec, values are read as YAML, a key makes the answer safe to lose."""
+    made = job_view(id=JOB, fork_step=10)
+    script.answers |= {
+        f"GET /v1/jobs/{JOB}/checkpoints": Answer({"items": [{**checkpoint(10), "job_id": JOB}], "next_cursor": None}),
+        f"POST /v1/jobs/{JOB}/fork": Answer(made, 201),
+        f"POST /v1/jobs/{JOB}/clone": Answer(made, 201),
+    }
+    run = shardyard(script, "fork", JOB, "--set", "train.optimizer.lr=1e-4", "--set", "zero.stage=3", "--name", "枝")
+    assert run.returncode == 0, run.stderr
+    asked = script.asked[-1]
+    assert asked.body == {
+        "checkpoint": "c10",
+        "name": "枝",
+        "spec": {"train": {"optimizer": {"lr": 1e-4}}, "zero": {"stage": 3}},
+    }
+    assert asked.headers.get("Idempotency-Key") or asked.headers.get("idempotency-key")
+    assert shardyard(script, "clone", JOB, "--set", "train.seed=").returncode == 0
+    assert script.asked[-1].body == {"spec": {"train": {"seed": None}}}
+    assert shardyard(script, "clone", JOB, "--set", "seed").returncode == 2
 
 
 def test_without_a_server_every_client_command_says_so_and_exits_1(tmp_path: Path) -> None:

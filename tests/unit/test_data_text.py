@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.waiting import PATIENCE_SECONDS
 from workers.data.batches import BatchShape, TokenBatches
 from workers.data.documents import content_key, document_files, read_documents, split
 from workers.data.errors import DataError
@@ -162,7 +163,7 @@ def test_one_process_of_a_node_tokenizes(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4
-    assert said.get(timeout=10).startswith("tokenizing") and said.empty()
+    assert said.get(timeout=PATIENCE_SECONDS).startswith("tokenizing") and said.empty()
     assert not list((tmp_path / "cache" / "text").glob(".draft*"))
 
 

@@ -13,6 +13,7 @@ import pytest
 from checkpoint_by_hand import ByHand
 from s3_by_hand import S3Server
 
+from tests.waiting import PATIENCE_SECONDS
 from workers.object_store import ObjectStore, open_store
 from zero_engine.catalog import delete, list_checkpoints, verify
 from zero_engine.export import Export
@@ -70,9 +71,9 @@ def test_a_store_that_comes_back_loses_nothing(server: S3Server) -> None:
         with refusing(server.port) as came:
             saving = threading.Thread(target=store.put, args=("a/b", b"x" * 1000))
             saving.start()
-            assert came.wait(30)
+            assert came.wait(PATIENCE_SECONDS)
         server.up()
-        saving.join(60)
+        saving.join(PATIENCE_SECONDS)
         assert store.get("a/b") == b"x" * 1000
 
 

@@ -51,7 +51,7 @@ class Zygote:
 
     def facts(self) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.settimeout(10)
+            connection.settimeout(60)
             try:
                 connection.connect(self.socket)
                 connection.send(b'{"op": "ping"}')
@@ -61,7 +61,7 @@ class Zygote:
 
     def end(self) -> None:
         os.close(self.pipe.writer)
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @pytest.fixture(scope="module")
