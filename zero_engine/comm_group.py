@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,16 @@ from zero_engine.wire import Bell, Message, Wire, Work
 _LABEL_BYTES = 96
 _SETS = 2  # of slices in the staging
 
-_Posted = tuple[Sequence[Work], list[Tensor | None]]  # messages of one slice number; the arriving pieces by rank
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """Messages that were started."""
+
+    works: Sequence[Work]
+    begun: float  # seconds of the monotonic clock
+
+
+_Posted = tuple[_UnderWay, list[Tensor | None]]  # messages of one slice number; the arriving pieces by rank
 
 
 @dataclass(frozen=True)
@@ -126,8 +136,8 @@ class GroupComm:
         self, slices: _Slices, posted: deque[_Posted], words: int, purpose: str
     ) -> Iterator[tuple[Range, list[Tensor | None]]]:
         for number in range(slices.count):
-            works, pieces = posted.popleft()
-            self._arrive(works, words, "exchange", purpose)
+            under_way, pieces = posted.popleft()
+            self._arrive(under_way, words, "exchange", purpose)
             if number < len(slices.parts[self.rank]):
                 part = slices.parts[self.rank][number]
                 pieces[self.rank] = None if slices.own is None else slices.own[part.start : part.stop]
@@ -161,13 +171,13 @@ class GroupComm:
             with self._peers_named():
                 whole = target[request.targets[0].start : request.targets[-1].stop]
                 if self._wire.gather(whole, own):
-                    return _Fetched(self, (), self._said, purpose)
+                    return _Fetched(self, _UnderWay((), time.perf_counter()), self._said, purpose)
         parts = [(peer, request.targets[peer]) for peer in self._others]
         receives = [(peer, target[part.start : part.stop]) for peer, part in parts if len(part)]
-        works = self._start([(peer, own) for peer in self._others] if own.numel() else [], receives)
+        under_way = self._start([(peer, own) for peer in self._others] if own.numel() else [], receives)
         if own.data_ptr() != target[place.start :].data_ptr():
             target[place.start : place.stop].copy_(own)
-        return _Fetched(self, works, self._said, purpose)
+        return _Fetched(self, under_way, self._said, purpose)
 
     def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
         self.fetch(buffer, request, target, purpose).wait()
@@ -175,15 +185,16 @@ class GroupComm:
     def look(self, buffer: Buffer, request: Gather, purpose: str) -> None:
         """Others' bytes are out of sight."""
 
-    def _start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[Work]:
+    def _start(self, sends: Sequence[Message], receives: Sequence[Message]) -> _UnderWay:
+        begun = time.perf_counter()
         with self._peers_named():
-            return self._wire.start(sends, receives)
+            return _UnderWay(self._wire.start(sends, receives), begun)
 
-    def _arrive(self, works: Sequence[Work], words: int, collective: str, purpose: str) -> None:
+    def _arrive(self, under_way: _UnderWay, words: int, collective: str, purpose: str) -> None:
         """Wait for messages that began when `words` had been said."""
-        with self.ledger.timed(collective, purpose, 0):
+        with self.ledger.timed(collective, purpose, 0, under_way.begun):
             self._compare(words)
-            self._wait(works)
+            self._wait(under_way.works)
 
     def _wait(self, works: Sequence[Work]) -> None:
         with self._peers_named():
@@ -214,13 +225,13 @@ class _Fetched:
     """A gather under way."""
 
     comm: GroupComm
-    works: Sequence[Work]
+    under_way: _UnderWay
     words: int  # said when it began
     purpose: str
 
     def wait(self) -> None:
         """Returns when every part is in its place."""
-        self.comm._arrive(self.works, self.words, "gather", self.purpose)
+        self.comm._arrive(self.under_way, self.words, "gather", self.purpose)
 
 
 def _typed(storage: Tensor, offset: int, elements: int, dtype: torch.dtype) -> Tensor:

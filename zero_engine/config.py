@@ -16,7 +16,8 @@ class ZeroConfig:
     """How to shard and how to sum.
 
     `micro_batches` (V) and `chunk` (C) fix the order of the gradient sum and with it the bits; `stage`, the number of
-    ranks, `transport` and `bucket_bytes` never change a bit. None means derived from the group size by `resolved`.
+    ranks, `transport`, `reducer` and `bucket_bytes` never change a bit. None means derived from the group size by
+    `resolved`.
     """
 
     stage: int = 0
@@ -36,6 +37,7 @@ class ZeroConfig:
     loss_scale: float = 65536.0  # fp16: the first step's; a power of two
     loss_scale_growth: int = 2000  # fp16: finite steps in a row after which the scale doubles
     non_finite: str = "skip"  # skip | stop: what a loss or gradient that is not finite does to a step
+    reducer: str = "scatter"  # scatter | naive: naive gives all sums to all ranks, which then keep a slice; to compare
 
     def __post_init__(self) -> None:
         _one_of("stage", self.stage, STAGES)
@@ -43,6 +45,7 @@ class ZeroConfig:
         _one_of("transport", self.transport, ("auto", "group", "shared"))
         _one_of("offload", self.offload, ("none", "cpu"))
         _one_of("buffers", self.buffers, ("refuse", "local"))
+        _one_of("reducer", self.reducer, ("scatter", "naive"))
         _one_of("non_finite", self.non_finite, ("skip", "stop"))
         _one_of("clip_norm", self.clip_norm, (1.0, 2.0, math.inf))
         _at_least("bucket_bytes", self.bucket_bytes, 4096)

@@ -54,6 +54,7 @@ class Sizes:
     scratch: int
     mail: int  # own message and everybody's
     pinned: int  # host memory: masters, moments and a stride of gradients of an offloaded update
+    reduced: int = 0  # fp32 sums of everything, which a naive reducer gives to every rank
 
     @property
     def memory(self) -> dict[str, int]:
@@ -62,7 +63,7 @@ class Sizes:
         return host | {
             "parameters": self.parameters,
             "gradients": self.gradients,
-            "sums": self.total_sums + self.chunk_sums,
+            "sums": self.total_sums + self.chunk_sums + self.reduced,
             "master": self.master,
             "moments": self.moments,
             "buckets": self.root_bucket + self.pool_bucket * self.num_pool_buckets,
@@ -127,6 +128,7 @@ class Blueprint:
         self.in_place = config.stage < 2 and stored_fp32 and not self.schedule.carries_total
         self.whole_totals = config.stage == 0 and not stored_fp32
         self.has_pieces = False  # several backward calls per micro-batch are in use
+        self.naive = config.reducer == "naive" and config.stage > 0  # stage 0 needs an all-reduce anyway
 
     def run_item_bytes(self, run: int) -> int:
         """Bytes of one element of compute weights."""
@@ -174,13 +176,15 @@ class Blueprint:
         """What `rank` allocates."""
         sizes = _SIZES[self.config.stage](self, rank)
         pieces = sum(bucket.num_bytes(summed=False) for bucket in self.buckets) if self.has_pieces else 0
-        return replace(sizes, gradients=sizes.gradients + pieces)
+        reduced = 4 * sum(bucket.length for bucket in self.buckets) if self.naive else 0
+        return replace(sizes, gradients=sizes.gradients + pieces, reduced=reduced)
 
     def traffic(self, rank: int) -> dict[str, int]:
         """Payload bytes that `rank` sends in a step, by "collective/purpose"; zero entries are left out."""
         mail, others = self.mail(rank), self.ranks - 1
         rows = {
             "exchange/gradients": self._exchanged(rank),
+            "gather/gradients": self._spread(rank) if self.naive else 0,
             **_TRAFFIC[self.config.stage](self, rank),
             "gather/flag": mail.flag * others,
             "gather/loss": mail.loss * others,
@@ -188,6 +192,10 @@ class Blueprint:
             "gather/norm": mail.norm * others,
         }
         return {purpose: count for purpose, count in rows.items() if count}
+
+    def _spread(self, rank: int) -> int:
+        """Sums that the naive reducer sends to ranks that have no use for them, once a round."""
+        return 4 * self.layout.shard_elements(rank, self.ranks) * (self.ranks - 1) * len(self.schedule.rounds)
 
     def _exchanged(self, rank: int) -> int:
         sent = 0

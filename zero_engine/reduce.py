@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zero_engine.buckets import Bucket, Segment
 from zero_engine.clip import block_sums
-from zero_engine.comm import Buffer, Comm, Exchange
+from zero_engine.comm import Buffer, Comm, Exchange, Gather
 from zero_engine.fold import Fold, Round
 from zero_engine.layout import Piece, Range
 from zero_engine.plan import Blueprint
@@ -127,6 +127,33 @@ class Reducer:
             block_sums(kept, self._blueprint.layout.block, self._blueprint.config.clip_norm, self._doubles, sums)
 
 
+class NaiveReducer(Reducer):
+    """All-reduce, then slice: what reduce-scatter saves. Every rank gets every sum and takes its own slice from them.
+
+    For comparison: the bits are the same, each round sends (N-1)/N of the sums more, and they take the memory of all
+    gradients in fp32 on every rank, whatever the stage.
+    """
+
+    def __init__(self, setting: Setting, totals: Sums, chunks: ShardSums | None) -> None:
+        super().__init__(setting.blueprint, setting.comm, totals, chunks, setting.scratch, setting.mailbox.block_sums)
+        self._whole = setting.arenas.share("sums", "reduced", setting.sizes_of_all(lambda sizes: sizes.reduced))
+        self._slices = BucketSums(setting.blueprint, self._whole.local)
+
+    def _fold_all(self, bucket: Bucket, round: Round, arriving: Iterable[tuple[Range, list[Tensor | None]]]) -> None:
+        super()._fold_all(bucket, round, arriving)
+        comm, start = self._comm, self._slices.offsets[bucket.index]
+        own = [(segment, segment.bucket) for segment in bucket.segments[comm.rank]]
+        comm.reclaim(self._whole)
+        for segment, part in own:
+            self._slices.of(bucket, segment, part).copy_(self._totals.of(bucket, segment, part))
+        comm.publish(self._whole, "sums for everybody")
+        parts = tuple(Range(start + 4 * part.start, start + 4 * part.stop) for part in bucket.owners)
+        comm.gather(self._whole, Gather(parts, parts, "sums for everybody"), self._whole.local, "gradients")
+        comm.release(self._whole)
+        for segment, part in own:
+            self._totals.of(bucket, segment, part).copy_(self._slices.of(bucket, segment, part))
+
+
 def fold_pieces(
     pieces: Sequence[Tensor | None], folds: Sequence[Fold], chunk_space: Tensor, total: Tensor, total_space: Tensor
 ) -> Tensor:
@@ -166,4 +193,6 @@ def reducer_of(setting: Setting, totals: Sums) -> Reducer:
     """The reducer of a strategy that folds into `totals`, with a chunk sum where one stays open between rounds."""
     size = setting.sizes.chunk_sums
     chunks = ShardSums(setting.arenas.take("sums", size)) if size else None
+    if setting.blueprint.naive:
+        return NaiveReducer(setting, totals, chunks)
     return Reducer(setting.blueprint, setting.comm, totals, chunks, setting.scratch, setting.mailbox.block_sums)

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from torch import Tensor
 
 import zero_engine.engine
-from zero_engine.comm import Buffer, Comm, Exchange, Gather
+from zero_engine.comm import Arrival, Buffer, Comm, Exchange, Gather
 from zero_engine.layout import Range
 
 MOST_SECONDS = 0.002
+
+
+class LateArrival:
+    """Bytes that are asked for late, and there even later."""
+
+    def __init__(self, arrival: Arrival, late: Callable[[], AbstractContextManager[None]]) -> None:
+        self._arrival, self._late = arrival, late
+
+    def wait(self) -> None:
+        with self._late():
+            self._arrival.wait()
 
 
 class DelayedComm:
@@ -47,13 +58,20 @@ class DelayedComm:
         with self._late():
             self._comm.publish(buffer, label)
 
-    def exchange(
-        self, buffer: Buffer, request: Exchange, purpose: str
-    ) -> Iterator[tuple[Range, Sequence[Tensor | None]]]:
+    def exchange(self, buffer: Buffer, request: Exchange, purpose: str) -> Iterator[tuple[Range, list[Tensor | None]]]:
         with self._late():
-            for part in self._comm.exchange(buffer, request, purpose):
-                yield part
-                time.sleep(self._random.random() * MOST_SECONDS)
+            return self._slowly(self._comm.exchange(buffer, request, purpose))
+
+    def _slowly(
+        self, arriving: Iterator[tuple[Range, list[Tensor | None]]]
+    ) -> Iterator[tuple[Range, list[Tensor | None]]]:
+        for part in arriving:
+            time.sleep(self._random.random() * MOST_SECONDS)
+            yield part
+
+    def fetch(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> LateArrival:
+        with self._late():
+            return LateArrival(self._comm.fetch(buffer, request, target, purpose), self._late)
 
     def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
         with self._late():
