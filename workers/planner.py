@@ -209,7 +209,7 @@ def _stage(plan: Plan, first: Plan, config: ZeroConfig, room: float | None, link
     busiest = max(plan.traffic, key=lambda row: sum(row.values()))
     return StagePlan(
         stage=plan.stage,
-        fits=room is None or plan.largest_memory <= room,
+        fits=room is None or plan.largest_device_memory <= room,
         memory=largest,
         total_bytes=plan.largest_memory,
         traffic=busiest,

@@ -85,11 +85,18 @@ class Plan:
     schedule: Schedule
     idle_share: float
     paper_bytes: float  # per rank, from the paper's formula for this stage and precision
+    device: str = "cpu"
 
     @property
     def largest_memory(self) -> int:
-        """Bytes of the fullest rank."""
+        """Bytes of the fullest rank, host memory too."""
         return max(sum(row.values()) for row in self.memory)
+
+    @property
+    def largest_device_memory(self) -> int:
+        """Bytes on the device of the fullest rank: pinned memory is the host's, which on a CPU is the same."""
+        apart = self.device == "cuda"
+        return max(sum(count for name, count in row.items() if not (apart and name == "pinned")) for row in self.memory)
 
     @property
     def largest_traffic(self) -> int:
@@ -119,7 +126,7 @@ class Blueprint:
         self, layout: Layout, config: ZeroConfig, ranks: int, transport: str, device: str = "cpu", moments: int = 2
     ) -> None:
         self.layout, self.config, self.ranks = layout, config.resolved(ranks), ranks
-        self.transport, self.num_moments = transport, moments
+        self.transport, self.device, self.num_moments = transport, device, moments
         self.schedule = schedule_of(*self.config.batch_shape, ranks, by_unit=config.stage >= 2)
         self.buckets = buckets_of(layout, config.compute_dtype, ranks)
         self.stride = max(layout.block, min(STRIDE[device], layout.padded))
@@ -221,6 +228,7 @@ class Blueprint:
             self.schedule,
             self.schedule.idle_share,
             layout.num_parameters * paper_bytes_per_parameter(config.stage, self.ranks, config.precision),
+            self.device,
         )
 
 
@@ -260,24 +268,24 @@ def advise(
         plan_of(layout, replace(config, stage=stage), ranks, transport=transport, device=device) for stage in STAGES
     )
     room = device_bytes * (1 - margin) - activation_bytes
-    fitting = [plan for plan in plans if plan.largest_memory <= room]
+    fitting = [plan for plan in plans if plan.largest_device_memory <= room]
     if not fitting:
-        best = min(plans, key=lambda plan: plan.largest_memory)
+        best = min(plans, key=lambda plan: plan.largest_device_memory)
         return Advice(best.stage, False, _too_large(best, room), plans)
-    best = min(fitting, key=lambda plan: (plan.largest_traffic, plan.largest_memory))
+    best = min(fitting, key=lambda plan: (plan.largest_traffic, plan.largest_device_memory))
     return Advice(best.stage, True, _why(best, plans, room, margin), plans)
 
 
 def _too_large(best: Plan, room: float) -> str:
     return (
-        f"No stage fits: even stage {best.stage} needs {_size(best.largest_memory)} per rank and {_size(room)} are "
-        "free; use more ranks, a smaller model or larger devices."
+        f"No stage fits: even stage {best.stage} needs {_size(best.largest_device_memory)} per rank and {_size(room)} "
+        "are free; use more ranks, a smaller model or larger devices."
     )
 
 
 def _why(best: Plan, plans: Sequence[Plan], room: float, margin: float) -> str:
-    equal = [plan for plan in plans if plan.largest_traffic == best.largest_traffic and plan.largest_memory <= room]
-    rest = f"{_size(best.largest_memory)} of {_size(room)} per rank ({margin:.0%} kept free)"
+    equal = [p for p in plans if p.largest_traffic == best.largest_traffic and p.largest_device_memory <= room]
+    rest = f"{_size(best.largest_device_memory)} of {_size(room)} per rank ({margin:.0%} kept free)"
     if best.ranks == 1:
         return f"Stage {best.stage}: one rank sends nothing at any stage, and it needs the fewest bytes, {rest}."
     if len(equal) > 1:

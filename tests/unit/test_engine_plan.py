@@ -86,3 +86,15 @@ def test_units_finish_in_reverse_order_whatever_was_skipped() -> None:
     twice = [order.record(unit) for unit in (1, 2, 1, 3)]
     assert order.reach(twice[3]) == [4] and order.reach(twice[2]) == [3] and order.reach(twice[1]) == []
     assert order.reach(twice[0]) == [2] and order.rest() == [1]
+
+
+def test_pinned_memory_is_the_hosts_where_the_device_is_another() -> None:
+    """With offload a GPU that is too small for the states is enough; on a CPU the same bytes must fit all the same."""
+    layout, config = _gpt(), ZeroConfig(precision="bf16", offload="cpu")
+    plan = plan_of(layout, config, 2, device="cuda")
+    assert plan.largest_memory - plan.largest_device_memory == max(row["pinned"] for row in plan.memory) > 0
+    room = int(plan.largest_device_memory / 0.9) + 1
+    assert advise(layout, config, 2, room, device="cuda").fits
+    assert not advise(layout, ZeroConfig(2, precision="bf16", offload="cpu"), 2, room // 8, device="cpu").fits
+    on_host = plan_of(layout, config, 2, device="cpu")
+    assert on_host.largest_device_memory == on_host.largest_memory
