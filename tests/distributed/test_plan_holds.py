@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -70,6 +72,64 @@ def test_memory_and_traffic_equal_the_plan_to_the_byte(
         for rank, report in enumerate(pool.run(ranks, _run, model, config)):
             for what, (measured, planned) in report.items():
                 assert measured == planned, f"{what} of rank {rank} of {ranks}, V={micro_batches}, C={chunk}"
+
+
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "stage": (0, 1, 2, 3),
+    "ranks": (1, 2, 3, 5),
+    "batch": ((8, 1), (8, 3), (8, 8), (5, 2)),  # V, C
+    "precision": ("fp32", "bf16", "fp16"),
+    "bucket_bytes": (4096, 1 << 16, 4 << 20),
+    "offload": ("none", "cpu"),
+    "reducer": ("scatter", "naive"),
+    "transport": ("shared", "group"),
+    "activation_checkpointing": ("none", "full"),
+    "model": ("tied", "frozen"),
+}
+
+
+def pairwise_cover(settings: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Rows in which every two values of different settings meet: each has the most new pairs of 50 tries."""
+    draw = random.Random(1)
+    missing = {((a, x), (b, y)) for a, b in combinations(settings, 2) for x, y in product(settings[a], settings[b])}
+    rows = []
+    while missing:
+        first = min(missing, key=repr)
+        tries = [{name: draw.choice(values) for name, values in settings.items()} | dict(first) for _ in range(50)]
+        best = max(tries, key=lambda row: len(missing & set(combinations(row.items(), 2))))
+        missing -= set(combinations(best.items(), 2))
+        rows.append(best)
+    return rows
+
+
+def _holds(pool: Pool, row: dict[str, Any]) -> None:
+    chosen = dict(row)
+    ranks, model, (micro_batches, chunk) = chosen.pop("ranks"), chosen.pop("model"), chosen.pop("batch")
+    config = ZeroConfig(micro_batches=micro_batches, chunk=chunk, **chosen)
+    for rank, report in enumerate(pool.run(ranks, _run, model, config)):
+        for what, (measured, planned) in report.items():
+            assert measured == planned, f"{what} of rank {rank}: {row}"
+
+
+def test_every_two_settings_together_keep_the_plan(pool: Pool) -> None:
+    """Stage, ranks, V, C, precision, bucket, offload, reducer, transport, checkpointing: each pair of values, to the
+    byte. Fetching the next unit ahead (stage 3) is always on: it changes when bytes travel, not how many.
+    """
+    rows = pairwise_cover(SETTINGS)
+    assert 16 <= len(rows) < 40
+    for row in rows:
+        _holds(pool, row)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", SETTINGS["stage"])
+@pytest.mark.parametrize("ranks", SETTINGS["ranks"])
+@pytest.mark.parametrize("batch", SETTINGS["batch"])
+def test_the_whole_grid_keeps_the_plan(pool: Pool, stage: int, ranks: int, batch: tuple[int, int]) -> None:
+    """Every combination of the settings, to the byte."""
+    rest = {name: values for name, values in SETTINGS.items() if name not in ("stage", "ranks", "batch")}
+    for values in product(*rest.values()):
+        _holds(pool, {"stage": stage, "ranks": ranks, "batch": batch, **dict(zip(rest, values, strict=True))})
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
