@@ -26,11 +26,13 @@ from server.claims import CannotServe, Half, claimed, controller_id, listen
 from server.controller import ray_driver, ray_head
 from server.controller.cluster import Cluster, ClusterUnavailable
 from server.controller.fake_cluster import FakeCluster, cpu_node, send_over_http
+from server.controller.ray_placement import NAMESPACE
 from server.controller.ray_target import RayOptions
 from server.controller.reconciler import Reconciler
 from server.controller.stage import resolve_stage
 from server.db import Database
 from server.migrations import migrate
+from server.rows import leases
 from server.settings import FIRST_PORT, SettingError, Settings, read_settings
 from workers.object_store import open_store
 
@@ -102,10 +104,12 @@ class Service:
     async def run(self) -> None:
         """Start, wait for a signal, stop."""
         self._catch_signals()
-        cluster = self._open_cluster() if self._only != "api" else None
+        cluster = self._open_cluster() if self._own_head else None  # a head takes seconds to come up: begin first
         await migrate(self._settings.database)
         database = Database.open(self._settings.database)
         try:
+            if cluster is None and self._only != "api":
+                cluster = self._open_cluster(await _namespace(database))
             await self._run(database, cluster)
         finally:
             await database.close()
@@ -178,11 +182,11 @@ class Service:
         loop = asyncio.create_task(reconciler.run(stop), name="controller")
         return Controller(reconciler, cluster, stop, loop)
 
-    def _open_cluster(self) -> Cluster:
+    def _open_cluster(self, namespace: str = NAMESPACE) -> Cluster:
         settings = self._settings
         if settings.fake_cluster:
             return self._fake_cluster()
-        options = RayOptions(warm_workers=settings.idle_workers)
+        options = RayOptions(warm_workers=settings.idle_workers, namespace=namespace)
         if settings.ray_address:
             driver = ray_driver.connect(settings.ray_address, options=options)
         else:
@@ -243,6 +247,12 @@ class Service:
     def _tell_live(self, live: list[lifespan.StillLive]) -> None:
         for job in live:
             log.info("serve.waiting_for job=%s status=%s step=%d", job.id, job.status, job.step)
+
+
+async def _namespace(database: Database) -> str:
+    """Ray's namespace of this installation on a cluster that others may use too: the same for every server of it."""
+    async with database.write() as tx:
+        return f"{NAMESPACE}-{await leases.installation(tx)}"
 
 
 def _connect(driver: ray_driver.RayDriver) -> None:

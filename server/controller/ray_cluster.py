@@ -1,9 +1,11 @@
 """`Cluster` on Ray. The only file of the server that imports ray; it runs in the driver process (`ray_driver.py`).
 
 Everything is found by name, so nothing has to be remembered:
-    placement group   attempt:<job>:<attempt>:<fence>:<ranks>     detached, one bundle per rank
-    rank actor        rank:<attempt>:<rank>                       detached, never restarted
-    node agent        agent:<node>                                detached, never restarted; made anew when it died
+    placement group   attempt:<job>:<attempt>:<fence>:<ranks>:<namespace>     detached, one bundle per rank
+    rank actor        rank:<attempt>:<rank>                                   detached, never restarted
+    node agent        agent:<node>                          detached, never restarted; made anew when it died
+
+All of it lives in the namespace of the installation (`RayOptions.namespace`): on a shared cluster others do not see it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,6 @@ from workers.agent import AgentPlan, NodeAgent
 from workers.contract import AttemptId
 from workers.rank_actor import ActorPlan, RankActor
 
-NAMESPACE = "shardyard"
 ANSWER_SECONDS = 3.0  # an actor that does not answer in time is taken as it was last seen
 PLACE_SECONDS = 10.0
 START_SECONDS = 120.0  # from the placement to a running process on every rank, a cold zygote included
@@ -88,7 +89,11 @@ class RayCluster:
         self.options = options
         loopback: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if target.local else {}
         ray.init(
-            address=target.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **loopback
+            address=target.address,
+            namespace=options.namespace,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **loopback,
         )
         self.agents: dict[str, _Agent] = {}  # by node id
         self.seen: dict[str, _Seen] = {}  # by actor name
@@ -102,18 +107,19 @@ class RayCluster:
 
     @reachable
     def observe(self) -> ClusterState:
+        launching = set(self.launching)  # before the look: one that lands meanwhile may still look half launched
         self._ensure_agents()
-        placed, reports = _placed(), _free_resources()
+        placed, reports = _placed(), _free_resources()  # of all: what others hold is not free
         free = {kind: free_slots(kind, placed, reports) for kind in ("CPU", "GPU")}
         lost = self._lost_ranks()
-        states = self._states(name for name in _names() if name.startswith("rank:"))
+        states = self._states(name for name in self._names() if name.startswith("rank:"))
         agents = {node: agent.facts for node, agent in self.agents.items()}
         nodes = tuple(node_of(facts, agents.get(node, {}), free) for node, facts in sorted(_living_nodes().items()))
-        return ClusterState(nodes, tuple(attempts_of(placed, states, lost, self.launching)))
+        return ClusterState(nodes, tuple(attempts_of(self._ours(placed), states, lost, launching | self.launching)))
 
     def _states(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """What each living rank actor says now; one that does not answer in time is taken as last seen, grown older."""
-        asked = {name: handle.state.remote() for name in names if (handle := _actor(name)) is not None}
+        asked = {name: handle.state.remote() for name in names if (handle := self._actor(name)) is not None}
         answers = _answers(asked, ANSWER_SECONDS)
         states: dict[str, dict[str, Any]] = {}
         for name, answer in answers.items():
@@ -157,7 +163,7 @@ class RayCluster:
 
     def _stands(self, launch: Launch) -> bool:
         """Whether all ranks of this attempt have been started already, this fence and no other."""
-        if not any(group.attempt_id == launch.attempt_id for group in _placed()):
+        if not any(group.attempt_id == launch.attempt_id for group in self._ours(_placed())):
             return False
         states = self._states(rank_name(launch.attempt_id, order.rank) for order in launch.orders)
         return len(states) == len(launch.orders) and all(
@@ -173,7 +179,7 @@ class RayCluster:
 
     def _start(self, launch: Launch) -> None:
         kind, ranks = _resource(launch), len(launch.orders)
-        name = group_name(launch.job_id, launch.attempt_id, launch.fence, ranks)
+        name = group_name(launch.job_id, launch.attempt_id, launch.fence, ranks, self.options.namespace)
         group = placement_group([{kind: 1}] * ranks, strategy="PACK", name=name, lifetime="detached")
         if not group.wait(PLACE_SECONDS):
             raise NoCapacity(f"Ray did not place {ranks} bundles of one {kind} within {PLACE_SECONDS:.0f} s")
@@ -201,7 +207,7 @@ class RayCluster:
         cuda = order.device == "cuda"
         return self._actor_class.options(
             name=rank_name(launch.attempt_id, rank),
-            namespace=NAMESPACE,
+            namespace=self.options.namespace,
             lifetime="detached",
             max_restarts=0,
             max_task_retries=0,
@@ -233,17 +239,17 @@ class RayCluster:
 
     @reachable
     def adopt(self, attempt_id: AttemptId, report_url: str) -> None:
-        asked = {name: actor.adopt.remote(report_url) for name, actor in _actors_of(attempt_id).items()}
+        asked = {name: actor.adopt.remote(report_url) for name, actor in self._actors_of(attempt_id).items()}
         asked |= {key: agent.handle.redirect.remote(attempt_id, report_url) for key, agent in self.agents.items()}
         _answers(asked, ANSWER_SECONDS)
 
     @reachable
     def request_stop(self, attempt_id: AttemptId) -> None:
-        _require({name: actor.stop.remote() for name, actor in _actors_of(attempt_id).items()})
+        _require({name: actor.stop.remote() for name, actor in self._actors_of(attempt_id).items()})
 
     @reachable
     def kill(self, attempt_id: AttemptId) -> None:
-        actors = _actors_of(attempt_id)
+        actors = self._actors_of(attempt_id)
         answers = _answers({name: actor.kill.remote() for name, actor in actors.items()}, ANSWER_SECONDS)
         for name, answer in answers.items():
             if isinstance(answer, GetTimeoutError):  # it does not answer: its own death ends the rank
@@ -252,7 +258,9 @@ class RayCluster:
     @reachable
     def stacks(self, attempt_id: AttemptId) -> dict[int, str]:
         """The stacks of every rank's threads now, by rank."""
-        asked = {int(name.rsplit(":", 1)[1]): actor.stacks.remote() for name, actor in _actors_of(attempt_id).items()}
+        asked = {
+            int(name.rsplit(":", 1)[1]): actor.stacks.remote() for name, actor in self._actors_of(attempt_id).items()
+        }
         return {rank: text for rank, text in _answers(asked, ANSWER_SECONDS).items() if isinstance(text, str)}
 
     @reachable
@@ -263,16 +271,16 @@ class RayCluster:
     def _release(self, attempt_id: AttemptId) -> None:
         """Actors first (their ranks die with them), then what is left by its mark, then the placement group."""
         deadline = time.monotonic() + RELEASE_SECONDS
-        for actor in _actors_of(attempt_id).values():
+        for actor in self._actors_of(attempt_id).values():
             ray.kill(actor, no_restart=True)
-        _wait(lambda: not _names_of(attempt_id), deadline, f"actors of attempt {attempt_id} live on")
+        _wait(lambda: not self._names_of(attempt_id), deadline, f"actors of attempt {attempt_id} live on")
         _require({node: agent.handle.sweep.remote(attempt_id) for node, agent in self.agents.items()})
-        groups = [group for group in _placed() if group.attempt_id == attempt_id]
+        groups = [group for group in self._ours(_placed()) if group.attempt_id == attempt_id]
         for group in groups:
             remove_placement_group(get_placement_group(group.name))
         _wait(
             lambda: (
-                all(group.attempt_id != attempt_id for group in _placed())
+                all(group.attempt_id != attempt_id for group in self._ours(_placed()))
                 and not any(reported(group, _free_resources()) for group in groups)
             ),
             deadline,
@@ -282,13 +290,35 @@ class RayCluster:
     def close(self) -> None:
         ray.shutdown()
 
+    # ---- names -------------------------------------------------------------------------------------------------
+
+    def _actor(self, name: str) -> Any | None:
+        try:
+            return ray.get_actor(name, namespace=self.options.namespace)
+        except ValueError:
+            return None
+
+    def _names(self) -> list[str]:
+        """Names of all actors of ours, also of some that are dying."""
+        entries = list_named_actors(all_namespaces=True)
+        return [entry["name"] for entry in entries if entry["namespace"] == self.options.namespace]
+
+    def _names_of(self, attempt_id: AttemptId) -> list[str]:
+        return [name for name in self._names() if name.startswith(rank_name(attempt_id, 0)[:-1])]
+
+    def _actors_of(self, attempt_id: AttemptId) -> dict[str, Any]:
+        return {name: actor for name in self._names_of(attempt_id) if (actor := self._actor(name)) is not None}
+
+    def _ours(self, placed: Sequence[Placed]) -> list[Placed]:
+        return [group for group in placed if group.namespace == self.options.namespace]
+
     # ---- nodes -------------------------------------------------------------------------------------------------
 
     def _ensure_agents(self) -> None:
         """An agent that answers on every living node. One that is only slow is kept; a dead one is replaced."""
         with self.lock:
             nodes = _living_nodes()
-            handles = {node: _actor(agent_name(node)) for node in nodes}
+            handles = {node: self._actor(agent_name(node)) for node in nodes}
             asked = {node: handle.ping.remote() for node, handle in handles.items() if handle is not None}
             answers = _answers(asked, ANSWER_SECONDS)
             agents: dict[str, _Agent] = {}
@@ -314,7 +344,7 @@ class RayCluster:
             try:
                 kind = self._agent_class.options(
                     name=agent_name(node),
-                    namespace=NAMESPACE,
+                    namespace=self.options.namespace,
                     lifetime="detached",
                     max_restarts=0,
                     max_concurrency=8,
@@ -355,26 +385,6 @@ def _free_resources() -> dict[str, dict[str, float]]:
 
 def _resource(launch: Launch) -> str:
     return "GPU" if launch.orders[0].device == "cuda" else "CPU"
-
-
-def _actor(name: str) -> Any | None:
-    try:
-        return ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError:
-        return None
-
-
-def _names() -> list[str]:
-    """Names of all actors of ours, also of some that are dying."""
-    return [entry["name"] for entry in list_named_actors(all_namespaces=True) if entry["namespace"] == NAMESPACE]
-
-
-def _names_of(attempt_id: AttemptId) -> list[str]:
-    return [name for name in _names() if name.startswith(rank_name(attempt_id, 0)[:-1])]
-
-
-def _actors_of(attempt_id: AttemptId) -> dict[str, Any]:
-    return {name: actor for name in _names_of(attempt_id) if (actor := _actor(name)) is not None}
 
 
 def _placed() -> list[Placed]:

@@ -25,6 +25,7 @@ from typing import Any
 
 from server.controller.cluster import ClusterState, ClusterUnavailable, Launch, LaunchFailed, NoCapacity
 from server.controller.ray_head import Head, ray_environment, start_head
+from server.controller.ray_placement import NAMESPACE
 from server.controller.ray_target import USUAL, RayOptions, RayTarget
 from workers.contract import AttemptId
 
@@ -41,8 +42,9 @@ def connect_local(folder: Path, slots: int, gpus: int | None = None, options: Ra
 
 
 def connect(address: str, token_path: str | None = None, options: RayOptions = USUAL) -> RayDriver:
-    """A cluster that somebody else runs."""
-    scratch = f"/tmp/sy-node-{os.getuid()}"
+    """A cluster that somebody else runs; each namespace has agents of its own, and they folders of their own."""
+    own = "" if options.namespace == NAMESPACE else f"-{options.namespace.removeprefix(NAMESPACE).strip('-')[:12]}"
+    scratch = f"/tmp/sy-node-{os.getuid()}{own}"
     return RayDriver(lambda: RayTarget(address, token_path, False, scratch), options)
 
 

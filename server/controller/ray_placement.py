@@ -11,6 +11,7 @@ from typing import Any
 
 from workers.contract import AttemptId, JobId
 
+NAMESPACE = "shardyard"  # Ray's; on a cluster that several installations share each has one of its own
 Reports = Mapping[str, Mapping[str, float]]  # free resources by name, by node id
 
 
@@ -25,15 +26,16 @@ class Placed:
     nodes: tuple[str, ...]  # node id of each rank, ranks of one node together; empty while it is not placed
     group_id: str = ""  # Ray's id, in hex
     kind: str = "CPU"  # resource of each bundle: CPU or GPU
+    namespace: str = NAMESPACE  # whose attempt it is
 
     @property
     def name(self) -> str:
-        return group_name(self.job_id, self.attempt_id, self.fence, self.ranks)
+        return group_name(self.job_id, self.attempt_id, self.fence, self.ranks, self.namespace)
 
 
-def group_name(job_id: str, attempt_id: str, fence: int, ranks: int) -> str:
-    """The name of an attempt's placement group."""
-    return f"attempt:{job_id}:{attempt_id}:{fence}:{ranks}"
+def group_name(job_id: str, attempt_id: str, fence: int, ranks: int, namespace: str = NAMESPACE) -> str:
+    """The name of an attempt's placement group: Ray's table shows those of all namespaces, so it stands in it."""
+    return f"attempt:{job_id}:{attempt_id}:{fence}:{ranks}:{namespace}"
 
 
 def rank_name(attempt_id: str, rank: int) -> str:
@@ -47,15 +49,15 @@ def agent_name(node_id: str) -> str:
 
 
 def placed_of(table: Mapping[str, Mapping[str, Any]]) -> list[Placed]:
-    """The attempts in Ray's placement group table, those removed and those of others left out."""
+    """The attempts in Ray's placement group table, those of every installation; what is removed is left out."""
     return [placed for entry in table.values() if (placed := _read(entry)) is not None]
 
 
 def _read(entry: Mapping[str, Any]) -> Placed | None:
     word, *parts = str(entry["name"]).split(":")
-    if word != "attempt" or len(parts) != 4 or entry["state"] == "REMOVED":
+    if word != "attempt" or len(parts) != 5 or entry["state"] == "REMOVED":
         return None
-    job_id, attempt_id, fence, ranks = parts
+    job_id, attempt_id, fence, ranks, namespace = parts
     return Placed(
         job_id=JobId(job_id),
         attempt_id=AttemptId(attempt_id),
@@ -64,6 +66,7 @@ def _read(entry: Mapping[str, Any]) -> Placed | None:
         nodes=tuple(sorted(node for node in entry["bundles_to_node_id"].values() if node)),
         group_id=str(entry["placement_group_id"]),
         kind="GPU" if any("GPU" in bundle for bundle in entry["bundles"].values()) else "CPU",
+        namespace=namespace,
     )
 
 

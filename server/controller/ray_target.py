@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from server.controller.ray_placement import NAMESPACE
 from workers.process_table import ProcessId
 
 
@@ -26,6 +27,7 @@ class RayOptions:
     preload: str = "workers.rank"  # modules that the zygote imports, comma separated
     warm_workers: int = 4  # idle Ray workers kept ready per node
     path: tuple[str, ...] = ()  # further folders on the ranks' import path
+    namespace: str = NAMESPACE  # Ray's: installations on one cluster see neither each other's actors nor groups
 
 
 USUAL = RayOptions()

@@ -24,7 +24,8 @@ def attempts_of(
     Args:
         states: what living actors say, by the actor's name.
         lost: what agents say of ranks whose actor is dead, by the actor's name.
-        launching: attempts that are being launched right now: a missing actor of theirs is still to come.
+        launching: attempts that are being launched right now: a missing actor of theirs is still to come, and one
+            without a process will be told to have it forked. Nobody does that for any other attempt.
     """
     groups = {group.attempt_id: group for group in placed}
     for said in [*states.values(), *lost.values()]:
@@ -44,6 +45,8 @@ def _rank(group: Placed, rank: int, states: Mapping[str, Said], lost: Mapping[st
     node_id = group.nodes[rank] if rank < len(group.nodes) else None
     if said is None or said["fence"] != group.fence:
         return RankState(rank, "starting" if starting else "lost", node_id)
+    if said["status"] == "starting" and not starting:  # who made the actor died before it had a rank forked
+        return RankState(rank, "lost", node_id)
     result = said["result"]
     return RankState(
         rank=rank,

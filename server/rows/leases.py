@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -10,6 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
 from server.models import Lease
+
+INSTALLATION = "installation"
+FOR_EVER = timedelta(days=36_500)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,15 @@ async def renew(tx: Tx, name: str, holder: str, seconds: float) -> bool:
         .values(expires_at=tx.now + timedelta(seconds=seconds))
     )
     return renewed.rowcount == 1
+
+
+async def installation(tx: Tx) -> str:
+    """A short text that stands for this database and for no other: made once, kept for ever as a lease of that name."""
+    made = {"name": INSTALLATION, "holder": secrets.token_hex(6), "epoch": 1, "expires_at": tx.now + FOR_EVER}
+    await tx.execute(tx.insert(Lease).values(**made).on_conflict_do_nothing(index_elements=["name"]))
+    kept = await read(tx.connection, INSTALLATION)
+    assert kept is not None, INSTALLATION
+    return kept.holder
 
 
 async def release(tx: Tx, name: str, holder: str) -> None:

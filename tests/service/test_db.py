@@ -300,3 +300,15 @@ def test_urls_of_other_databases_are_refused_by_name() -> None:
             Database.open(url)
     with pytest.raises(ValueError, match="use a file"):
         Database.open("sqlite://")
+
+
+async def test_an_installation_has_one_name_for_ever(database: Database) -> None:
+    """Every server of a database gets the same, at once and years later; no other server's lease is touched."""
+    async with database.write() as tx:
+        first = await leases.installation(tx)
+    async with database.write() as tx:
+        assert await leases.installation(tx) == first
+        held = await leases.read(tx.connection, leases.INSTALLATION)
+        assert held is not None and held.expires_at > tx.now + leases.FOR_EVER / 2
+        assert await leases.acquire(tx, "controller", "a", 10.0) is not None
+    assert len(first) == 12 and int(first, 16) >= 0

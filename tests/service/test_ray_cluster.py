@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from dataclasses import replace
 
 import pytest
 
 from server.controller.cluster import LaunchFailed, NoCapacity
-from tests.service.ray_harness import SLOTS, Harness
+from server.controller.ray_driver import RayDriver
+from server.controller.ray_head import find_head
+from server.controller.ray_target import RayTarget
+from tests.service.ray_harness import BODY, SLOTS, Harness
 from tests.waiting import wait_for
 from workers.process_table import identify
 from workers.rank_actor import STALE_SECONDS
@@ -42,6 +46,29 @@ def test_what_is_observed_names_the_processes(ray: Harness) -> None:
         process = identify(rank.pid)
         assert process is not None and process.start_ticks == rank.start_ticks
     assert ray.free_slots() == SLOTS - 2
+    ray.released(launch)
+
+
+def test_two_installations_on_one_cluster_do_not_see_each_other(ray: Harness) -> None:
+    """Another namespace lists nothing of ours and ends nothing of ours; what we hold is not free to it."""
+    launch = ray.launch(ranks=2, steps=10_000)
+    ray.until_step(launch, 1)
+    head = find_head(ray.folder)
+    assert head is not None
+    with tempfile.TemporaryDirectory(prefix="sy-") as scratch:
+        target = RayTarget(head.address, head.token_path, head.local, scratch, head.process)
+        other = RayDriver(lambda: target, replace(BODY, namespace="shardyard-other"))
+        seen = other.observe()
+        assert seen.attempts == () and sum(node.free_slots for node in seen.nodes) == SLOTS - 2
+        other.kill(launch.attempt_id)
+        theirs = ray.order(ranks=1, steps=2)
+        other.launch(theirs)
+        assert [a.attempt_id for a in other.observe().attempts] == [theirs.attempt_id]
+        assert [a.attempt_id for a in ray.observe().attempts] == [launch.attempt_id]
+        other.release(theirs.attempt_id)
+        other.close()
+    state = ray.attempt(launch)
+    assert state is not None and [rank.status for rank in state.ranks] == ["running", "running"]
     ray.released(launch)
 
 

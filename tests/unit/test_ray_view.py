@@ -54,6 +54,13 @@ def test_a_name_tells_everything_about_an_attempt() -> None:
     assert placed_of({"abcd": entry(group_name(JOB, ATTEMPT, 3, 2))}) == [GROUP]
 
 
+def test_a_name_tells_whose_attempt_it_is() -> None:
+    """Ray's table shows the groups of all namespaces."""
+    (placed,) = placed_of({"abcd": entry(group_name(JOB, ATTEMPT, 3, 2, "shardyard-1a2b"))})
+    assert placed.namespace == "shardyard-1a2b" != GROUP.namespace
+    assert placed.name == group_name(JOB, ATTEMPT, 3, 2, "shardyard-1a2b") != GROUP.name
+
+
 def test_groups_of_others_and_removed_ones_are_not_ours() -> None:
     """Ray may serve more than us."""
     table = {
@@ -73,6 +80,13 @@ def test_living_ranks_are_what_their_actors_say() -> None:
         ("running", 100, "node-a"),
         ("exited", 101, "node-b"),
     ]
+
+
+def test_an_actor_whose_launcher_died_before_it_had_a_rank_forked_is_lost() -> None:
+    """A server killed in the middle of a launch: the next one does not wait for ranks that nobody will start."""
+    states = named(said(0, status="starting", pid=None, start_ticks=None), said(1))
+    assert [rank.status for rank in one(attempts_of([GROUP], states, {}, set())).ranks] == ["lost", "running"]
+    assert [rank.status for rank in one(attempts_of([GROUP], states, {}, {ATTEMPT})).ranks] == ["starting", "running"]
 
 
 def test_a_missing_actor_is_lost_unless_it_is_still_to_come() -> None:
