@@ -14,7 +14,7 @@ from zero_engine.manifest import Progress
 
 CONFIG = ZeroConfig(micro_batches=8, chunk=2, gradient_clipping=0.5)
 SHAPES = [(ranks, stage) for ranks in (1, 2, 3, 4) for stage in (0, 1, 2, 3)]
-BEFORE, AFTER = 3, 2  # steps
+BEFORE, AFTER = 2, 1  # steps: 256 resumes
 
 
 def save_after(rank: Rank, config: ZeroConfig, steps: int, store: str) -> str:
