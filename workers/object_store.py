@@ -96,15 +96,24 @@ class ObjectStore:
         if not len(target):
             self.size(key)
             return
-        if self.size(key) < offset + len(target):
-            raise StoreError(f"{key} is truncated: it ends before byte {offset + len(target)}")
         places = range(0, len(target), RANGE_BYTES)
         lengths = [min(RANGE_BYTES, len(target) - place) for place in places]
         starts = [offset + place for place in places]
-        with _translated(key):
-            parts = obstore.get_ranges(self._store, check_key(key), starts=starts, lengths=lengths, coalesce=0)
+        try:
+            with _translated(key):
+                parts = obstore.get_ranges(self._store, check_key(key), starts=starts, lengths=lengths, coalesce=0)
+        except StoreAway:
+            self._require_bytes(key, offset + len(target))  # a range behind the end is refused in the same words
+            raise
+        if [len(part) for part in parts] != lengths:
+            self._require_bytes(key, offset + len(target))
+            raise StoreAway(f"{key}: the store sent other bytes than were asked for")
         for place, part in zip(places, parts, strict=True):
             target[place : place + len(part)] = memoryview(part)
+
+    def _require_bytes(self, key: str, count: int) -> None:
+        if self.size(key) < count:
+            raise StoreError(f"{key} is truncated: it ends before byte {count}")
 
     def size(self, key: str) -> int:
         import obstore
