@@ -1,6 +1,6 @@
 """How fast the service is at what it is for: submit, cancel, adopt, stay small. Prints tables, writes JSON on request.
 
-    python benchmarks/submit_latency.py [--repeats 11] [--peers] [--json FILE]
+    python benchmarks/submit_latency.py [--repeats 11] [--peers [--ray-train-python PYTHON]] [--json FILE]
 
 Starts a service of its own in a temporary folder (its own Ray head, SQLite, a free port) and measures, on 2 CPU ranks:
     submit     from before POST /v1/jobs to the end of the first optimizer step, `mlp` on `digits`, warm node
@@ -8,7 +8,8 @@ Starts a service of its own in a temporary folder (its own Ray head, SQLite, a f
     cancel     from before POST .../cancel to the status `cancelled`, which is set after the release was seen
     adoption   kill -9 of the server: from the restarted API's first answer to the event `attempt.adopted`
     memory     PSS by process with nothing running
-    peers      the same model under torchrun and Ray Train, from the start of the command (needs `ray[train]`)
+    peers      the same model under torchrun and Ray Train, from the start of the command; Ray Train on a warm head of
+               its own, in an interpreter of its own (without one the commands that make it are printed)
 All times are seconds of one wall clock: everything runs on this machine.
 """
 
@@ -33,7 +34,8 @@ from typing import Any
 
 import httpx
 
-from server.controller.ray_head import HEAD_MARK, find_head, ray_environment
+from server.controller import ray_head
+from server.controller.ray_head import HEAD_MARK, find_head, ray_environment, stop_head
 from workers.process_table import PROC, marked, proportional_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -235,11 +237,34 @@ def peer_torchrun() -> float | str:
     return run_peer(command, [], dict(os.environ))
 
 
-def peer_ray_train(service: Service) -> float | str:
-    """On the service's own warm head."""
-    head = find_head(service.folder)
-    assert head is not None
-    return run_peer([sys.executable], ["ray", head.address], os.environ | ray_environment(head.token_path, local=True))
+def ray_train_wish() -> str:
+    """How to get Ray Train: it needs packages that the service does not, so it has an environment of its own."""
+    return (
+        "Ray Train: not measured. In the folder of the checkout:\n"
+        f"    {sys.executable} -m venv .venv/ray-train\n"
+        "    .venv/ray-train/bin/python -m pip install -c constraints.txt 'ray[train]' torch scikit-learn\n"
+        "    python benchmarks/submit_latency.py --peers --ray-train-python .venv/ray-train/bin/python"
+    )
+
+
+@contextlib.contextmanager
+def ray_train_head(python: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """A warm head of that interpreter, on loopback: its address and what a driver needs in its environment."""
+    with tempfile.TemporaryDirectory(prefix="sy-bench-") as name:
+        folder = Path(name)
+        program = f"from pathlib import Path; from {ray_head.__name__} import start_head as s; s(Path({name!r}), 4)"
+        subprocess.run([python, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+        head = find_head(folder)
+        assert head is not None, f"{folder}: no head came up"
+        try:
+            yield head.address, os.environ | ray_environment(head.token_path, local=True)
+        finally:
+            stop_head(folder)
+
+
+def measure_ray_train(python: Path, repeats: int) -> list[float | str]:
+    with ray_train_head(python) as (address, environment):
+        return [run_peer([str(python)], ["ray", address], environment) for _ in range(repeats)]
 
 
 def run_peer(command: list[str], arguments: list[str], environment: dict[str, str]) -> float | str:
@@ -279,7 +304,8 @@ def show(name: str, seconds: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--peers", action="store_true", help="torchrun and Ray Train too")
+    parser.add_argument("--peers", action="store_true", help="torchrun too, and Ray Train where it is")
+    parser.add_argument("--ray-train-python", type=Path, help="with --peers: an interpreter that has ray[train]")
     parser.add_argument("--json", type=Path, help="write the numbers here")
     options = parser.parse_args()
     repeats = options.repeats
@@ -297,9 +323,13 @@ def main() -> None:
         numbers["adopt"] = show("restart to adopted", [adopt_once(service) for _ in range(3)])
         threading.Event().wait(2 * WARM_SECONDS)
         numbers["idle"] = idle_memory(service)
-        if options.peers:
-            numbers["torchrun"] = show_peer("torchrun", [peer_torchrun() for _ in range(3)])
-            numbers["ray_train"] = show_peer("Ray Train", [peer_ray_train(service) for _ in range(2)])
+    if options.peers:
+        numbers["torchrun"] = show_peer("torchrun", [peer_torchrun() for _ in range(3)])
+    if options.peers and options.ray_train_python is not None:
+        python = options.ray_train_python.absolute()  # not resolved: a venv's python is a link
+        numbers["ray_train"] = show_peer("Ray Train", measure_ray_train(python, 2))
+    elif options.peers:
+        print(ray_train_wish())
     print("\nidle, MiB of PSS by process")
     for kind, size in sorted(numbers["idle"].items(), key=lambda item: -item[1]):
         print(f"{kind:30} {size / MiB:8.0f}")
