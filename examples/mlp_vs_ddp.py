@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workers.models.initial import initialise_mlp
+from workers.models.initial import mlp_values
 from workers.models.mlp import Mlp
 from zero_engine import AdamW, Engine, ZeroConfig
 from zero_engine.plan import paper_bytes_per_parameter
@@ -57,7 +57,9 @@ def batch_of(step: int, index: int) -> tuple[Tensor, Tensor]:
 
 def build(hidden: list[int]) -> Mlp:
     model = Mlp(inputs=INPUTS, hidden=hidden, outputs=OUTPUTS)
-    initialise_mlp(model, seed=1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            mlp_values(seed=1)(name, parameter)
     return model
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from workers.models.gpt import Gpt
-from workers.models.initial import initialise_gpt
+from workers.models.initial import gpt_values
 from zero_engine import AdamW, Engine, ZeroConfig
 
 parser = argparse.ArgumentParser()
@@ -17,10 +17,10 @@ stage, steps = vars(parser.parse_args()).values()
 
 dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if torch.cuda.is_available() else "cpu"
-model = Gpt(vocabulary=256, layers=4, hidden=128, heads=4, context=64, dropout=0.1, tied=True)
-initialise_gpt(model, seed=1, layers=4)
+with torch.device("meta"):  # no rank ever holds more than its shards and one unit
+    model = Gpt(vocabulary=256, layers=4, hidden=128, heads=4, context=64, dropout=0.1, tied=True)
 config = ZeroConfig(stage=stage, micro_batches=4, chunk=1, gradient_clipping=1.0)  # same bits on 1 to 4 ranks
-engine = Engine(model.to(device), config, optimizer=AdamW(lr=1e-3))
+engine = Engine(model, config, optimizer=AdamW(lr=1e-3), device=device, initial=gpt_values(seed=1, layers=4))
 text = torch.tensor(list(b"To shard or not to shard, that is the question. " * 40))
 
 for step in range(steps):
