@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from workers.spec import GptModel
 
@@ -29,8 +30,9 @@ class Batch:
 def gpt_activations(model: GptModel, vocabulary: int, batch: Batch) -> int:
     """Peak bytes of a GPT.
 
-    Per token a block keeps 16 vectors of the width (11 where cheap operations are recomputed, 1 where all are), with
-    dropout on a CPU 18, and there three scores per pair of positions and head, which attention on a GPU never stores.
+    Per token a block keeps 16 vectors of the width (6 where the MLP and cheap operations are recomputed, 1 where all
+    are), with dropout on a CPU 18, and there three scores per pair of positions and head, which attention on a GPU
+    never stores.
     """
     tokens, width = batch.samples * model.context, model.hidden
     vector = tokens * width * batch.item_bytes  # one vector of the width for every token
@@ -41,7 +43,7 @@ def gpt_activations(model: GptModel, vocabulary: int, batch: Batch) -> int:
     dense = scores if plain else 0
     mask = tokens * width if drops and not plain else 0  # one byte each on a GPU; on a CPU as wide as what it drops
     own = _per_block(vector, dense, mask, 4 * tokens * model.heads, plain)
-    kinds = [_kind(batch.checkpointing, layer) for layer in range(model.layers)] if model.layers > 1 else ["none"]
+    kinds = block_kinds(batch.checkpointing, model.layers)
     kept = sum(own[kind] for kind in kinds) + (3 if plain else 2) * vector + mask + logits + 16 * tokens
     block_weight, table = 4 * width**2 * batch.item_bytes, vocabulary * width * batch.item_bytes
     head = max(2 * logits, table + vector - logits + tokens * vocabulary * batch.item_bytes)
@@ -49,7 +51,7 @@ def gpt_activations(model: GptModel, vocabulary: int, batch: Batch) -> int:
     last = {
         "none": 3 * vector + block_weight,
         "full": max((20 if plain else 18) * vector + 3 * dense + 2 * mask + block_weight, 5 * vector + 4 * dense),
-        "selective": max((10 if plain else 9) * vector + 2 * dense + 2 * mask + block_weight, 8 * vector + 3 * dense),
+        "selective": max((14 if plain else 13) * vector + 2 * dense + 2 * mask + block_weight, 8 * vector + 3 * dense),
     }[kinds[-1]]
     ending = vector + 3 * waiting
     return max(kept + max(head, last + waiting - logits), ending)
@@ -61,12 +63,16 @@ def _per_block(vector: int, dense: int, mask: int, sums: int, plain: bool) -> di
     return {
         "none": (18 if plain else 16) * vector + 3 * dense + 2 * mask + rest,
         "full": vector,
-        "selective": 11 * vector + dense + rest,
+        "selective": 6 * vector + dense + rest,
     }
 
 
+def block_kinds(checkpointing: str, layers: int) -> list[str]:
+    """How each block is checkpointed: none, full or selective. A list of one block is no unit."""
+    return [_kind(checkpointing, layer) for layer in range(layers)] if layers > 1 else ["none"]
+
+
 def _kind(checkpointing: str, layer: int) -> str:
-    """How a block is checkpointed: none, full or selective."""
     name, _, number = checkpointing.partition(":")
     if name == "every":
         return "full" if layer % int(number) == 0 else "none"
@@ -77,12 +83,21 @@ def mlp_activations(widths: Sequence[int], batch: Batch) -> int:
     """Peak bytes of an MLP of these widths, inputs first. Recomputing a linear layer frees nothing."""
     vectors = [batch.samples * width * batch.item_bytes for width in widths]
     logits = batch.samples * widths[-1] * LOGIT_BYTES
-    products = sum(vectors[1:]) if batch.checkpointing == "selective" else 0  # kept as well
+    selective = batch.checkpointing == "selective"
+    kept = [
+        size if selective and _alike(*pair) else 0 for size, pair in zip(vectors[1:], pairwise(widths), strict=True)
+    ]
+    products = sum(kept)  # beside what each ReLU keeps
     live = sum(vectors[1:-1]) + products  # what each ReLU keeps
     peak = live + 3 * logits
     for number in range(len(widths) - 2, -1, -1):  # backward of the layer from widths[number] to the next
         inner = vectors[number] if number else 0  # the gradient that goes on down; none to the inputs
         weight = widths[number] * widths[number + 1] * batch.item_bytes
         peak = max(peak, live + vectors[number + 1] + inner + max(weight, inner))
-        live -= inner + (vectors[number + 1] if products else 0)  # its ReLU's own is free
+        live -= inner + kept[number]  # its ReLU's own is free
     return peak
+
+
+def _alike(k: int, n: int) -> bool:
+    """Whether selective checkpointing keeps the product with a (k, n) weight (`zero_engine/activations.py`)."""
+    return n < 4 * k and k < 4 * n

@@ -15,9 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 _ATEN: Any = torch.ops.aten
-KEPT = {  # outputs worth their memory: matrix products and attention
-    _ATEN.mm.default,
-    _ATEN.addmm.default,
+KEPT = {  # outputs worth their memory: attention, and products whose sides are alike
     _ATEN.bmm.default,
     _ATEN.convolution.default,
     _ATEN._scaled_dot_product_flash_attention.default,
@@ -25,6 +23,11 @@ KEPT = {  # outputs worth their memory: matrix products and attention
     _ATEN._scaled_dot_product_efficient_attention.default,
     _ATEN._scaled_dot_product_cudnn_attention.default,
 }
+
+
+PRODUCTS = {_ATEN.mm.default: 0, _ATEN.addmm.default: 1}  # where (m, k) and (k, n) stand among the arguments
+EXPANSION = 4  # n / k from which a product is recomputed: its output is the largest of the block, its cost a third
+#                of the block's forward; and k / n from which it is too: it ends the block, so that nothing needs it
 
 
 class Activations:
@@ -62,4 +65,11 @@ def _selective() -> Any:
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    kept = operation in KEPT or (operation in PRODUCTS and _alike(args[PRODUCTS[operation] + 1]))
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _alike(weight: torch.Tensor) -> bool:
+    """Whether (k, n) neither widens nor narrows much."""
+    k, n = weight.shape
+    return n < EXPANSION * k and k < EXPANSION * n
