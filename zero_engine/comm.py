@@ -159,7 +159,9 @@ class Arrival(Protocol):
 class Sight(Protocol):
     """Every owner's bytes where they stand."""
 
-    parts: Sequence[Tensor]  # 1-D uint8 by owner, read only
+    @property
+    def parts(self) -> Sequence[Tensor]:
+        """1-D uint8 by owner, read only."""
 
     def close(self) -> None:
         """This rank will not look here again before the owners write."""

@@ -167,6 +167,10 @@ class GroupComm:
             self._say(request.label)
         source, place = request.sources[self.rank], request.targets[self.rank]
         own = buffer.local[source.start : source.stop]
+        if not self._others:
+            if own.data_ptr() != target[place.start :].data_ptr():
+                target[place.start : place.stop].copy_(own)
+            return _Fetched(self, _UnderWay((), time.perf_counter()), self._said, purpose)
         if _even(request.targets):
             with self._peers_named():
                 whole = target[request.targets[0].start : request.targets[-1].stop]

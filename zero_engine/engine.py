@@ -159,7 +159,9 @@ class Engine(Persistent):
         if self._tasks is not None:
             raise UsageError("a step is under way: finish its micro-batches and call engine.step() first")
         self._weights_watch.check()
-        if any(e.spec.trainable != self.parameters[e.ordinal].requires_grad for e in self.layout.entries):
+        with torch._C.DisableTorchFunctionSubclass():  # released parameters would look up what may be asked of them
+            refit = any(e.spec.trainable != self.parameters[e.ordinal].requires_grad for e in self.layout.entries)
+        if refit:
             self._refit()
         self.comm.ledger.clear()
         self.comm.ledger.page = "step"
@@ -234,7 +236,9 @@ class Engine(Persistent):
 
     def _seed(self, index: int) -> None:
         seed = (self.config.seed * 1_000_003 + self.completed_steps) * 1_000_003 + index
-        torch.manual_seed(seed % (1 << 63))
+        torch.default_generator.manual_seed(seed % (1 << 63))  # torch.manual_seed asks every kind of device: half a ms
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed % (1 << 63))
         random.seed(seed)
 
     def backward(

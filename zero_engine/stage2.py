@@ -62,7 +62,8 @@ class ShardedGradients(ShardedStates):
                 f"a gradient of '{self._setting.name_of(ordinal)}' came after its unit was finished; with "
                 "torch.utils.checkpoint, pass use_reentrant=False"
             )
-        self._open(unit)
+        if not self._pool.is_open(unit):
+            self._open(unit)
         if self._task.counts:
             self._touched |= 1 << ordinal
             self._pool.write(unit, ordinal, leaf)
@@ -151,6 +152,10 @@ class BucketPool:
     def buffer(self, unit: int) -> Buffer | None:
         """Where the unit's gradients go; None for a unit without."""
         return self._buffers.get(unit)
+
+    def is_open(self, unit: int) -> bool:
+        """Whether the unit's buffer is being written."""
+        return unit in self._written
 
     def open(self, unit: int) -> Buffer | None:
         """The unit's buffer, taken if it was not; None for a unit without gradients."""
