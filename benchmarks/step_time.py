@@ -20,16 +20,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
-import os
-import platform
 import resource
-import socket
 import statistics
 import subprocess
-import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +31,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from gpt import GPT, SMALL, loss_of
+from ranks import machine, run_ranks
 from torch import Tensor, nn
 
 SETTINGS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -178,14 +172,7 @@ class Arguments:
     profile: str
 
 
-def rank_main(rank: int, arguments: Arguments, port: int) -> None:
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": arguments.ranks, "LOCAL_SIZE": arguments.ranks}
-    os.environ.update({name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "127.0.0.1"})
-    store = dist.TCPStore("127.0.0.1", port, arguments.ranks, rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)
+def rank_main(rank: int, arguments: Arguments) -> None:
     generator = torch.Generator().manual_seed(100 + rank)
     batches = [
         torch.randint(0, SMALL.vocabulary, (1, SMALL.length + 1), generator=generator)
@@ -213,8 +200,6 @@ def rank_main(rank: int, arguments: Arguments, port: int) -> None:
         if len(steps) == 1:
             parameters = sum(parameter.numel() for parameter in GPT().parameters())
             print(f"peak over start: {(peak_bytes() - before) / parameters:.1f} bytes per parameter")
-    dist.barrier()
-    os._exit(0)
 
 
 def peak_bytes() -> int:
@@ -238,10 +223,9 @@ def profiled(on: bool) -> Any:
 def report(seconds: dict[str, list[float]], busy: dict[str, list[float]], arguments: Arguments) -> None:
     first = "ddp" if "ddp" in seconds else next(iter(seconds))
     base, work = seconds[first], min(busy[first])
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load {os.getloadavg()[0]:.0f}"
     print(
         f"{arguments.ranks} ranks, {arguments.micro_batches} micro-batches per rank, "
-        f"{arguments.rounds} rounds, {machine}"
+        f"{arguments.rounds} rounds, {machine()}"
     )
     print(f"{'engine':<14}{'median ms':>10}{'min ms':>9}{'ratio':>8}{'min ratio':>11}{'cpu ms':>9}{'cpu ratio':>11}")
     for name, values in seconds.items():
@@ -270,19 +254,8 @@ def main() -> None:
     arguments = Arguments(
         tuple(given.engines.split(",")), given.ranks, given.micro_batches, given.rounds, given.profile
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = mp.get_context("spawn")
-    ranks = [context.Process(target=rank_main, args=(rank, arguments, port)) for rank in range(arguments.ranks)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    if any(process.exitcode for process in ranks):
-        raise SystemExit(f"a rank failed: {[process.exitcode for process in ranks]}")
+    run_ranks(arguments.ranks, rank_main, arguments)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     main()
