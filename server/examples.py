@@ -154,6 +154,7 @@ _STAGE = {
     "paper_traffic_bytes": 21000000,
     "saving": 0.32,
     "communication_seconds": None,
+    "step_seconds": {"compute": 0.31, "exchange": 0.02, "update": 0.02, "total": 0.35},
 }
 _PLAN = {
     "ranks": 2,
@@ -164,6 +165,9 @@ _PLAN = {
     "exact": True,
     "device_memory_bytes": 4294967296,
     "activation_bytes": 88000000,
+    "activation_source": "from the model's shapes, held to a pass on tensors without contents",
+    "flops": 31500000000,
+    "step_basis": "Matrix products at the calibrated rate, memory passes at memory bandwidth. On an example machine.",
     "advised_stage": 1,
     "advice": "Stage 1: it sends the least, and of the stages that send as little it needs the fewest bytes.",
     "fits": True,
@@ -368,6 +372,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "stage": 2,
         "chunk": 2,
         "parameters": 5250000,
+        "predicted_seconds": 0.35,
+        "measured_seconds": 0.42,
+        "error": -0.167,
     },
     "PlanView": _PLAN,
     "PendingPlan": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from server.db import Database
 from server.errors import invalid
@@ -11,12 +12,16 @@ from server.views import NodeView, PlanView
 from workers.data.errors import DataError
 from workers.planner import NeedsModel, Where, plan_spec
 from workers.spec import JobSpec
+from workers.step_time import known_calibration
 
 
-async def predict(spec: JobSpec, database: Database) -> PlanView | None:
-    """The plan, or None when the model is the user's own and has to be built first. Raises ApiError 422."""
+async def predict(spec: JobSpec, database: Database, data_dir: Path | None = None) -> PlanView | None:
+    """The plan, or None when the model is the user's own and has to be built first. Raises ApiError 422.
+
+    `data_dir`: where this machine's calibration is kept.
+    """
     async with database.read() as connection:
-        where = where_of(spec, await nodes.views(connection))
+        where = where_of(spec, await nodes.views(connection), data_dir)
     try:
         plan = await asyncio.to_thread(plan_spec, spec, where)
     except NeedsModel:
@@ -26,7 +31,7 @@ async def predict(spec: JobSpec, database: Database) -> PlanView | None:
     return PlanView.model_validate(plan.model_dump())
 
 
-def where_of(spec: JobSpec, known: list[NodeView]) -> Where:
+def where_of(spec: JobSpec, known: list[NodeView], data_dir: Path | None = None) -> Where:
     """The machine that a plan is for: the smallest device of the kind that the spec would get."""
     living = [node for node in known if node.alive]
     kind = spec.resources.device
@@ -35,5 +40,6 @@ def where_of(spec: JobSpec, known: list[NodeView]) -> Where:
     return Where(
         device=device,
         device_memory_bytes=min((node.device_memory_bytes for node in fitting), default=None),
+        rates=None if data_dir is None else known_calibration(data_dir, device),
         one_node=len(fitting) <= 1 or any(node.slots >= spec.resources.ranks for node in fitting),
     )

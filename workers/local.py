@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from workers.contract import AttemptId, JobId, LaunchOrder, PhaseRecord, Rank, ResultRecord, ResumeFrom
+from workers.data.errors import DataError
 from workers.local_display import Display, display_of
 from workers.local_lines import Lines
-from workers.planner import Where, resolve_stage
+from workers.planner import NeedsModel, StagePlan, Where, plan_spec, resolve_stage
 from workers.spec import JobSpec, SpecError, path_problems, read_spec_file
+from workers.step_time import known_calibration
 
 if TYPE_CHECKING:
     from workers.local_ranks import LocalRanks
@@ -95,19 +97,22 @@ def _run(asked: Asked, display: Display) -> int:
         raise SpecError(problems)
     (asked.data_dir / "cache").mkdir(parents=True, exist_ok=True)
     device = _device(spec)
-    spec = resolve_stage(spec, Where(device=device, device_memory_bytes=_memory_of_one(device, spec.resources.ranks)))
+    rates = known_calibration(asked.data_dir, device)
+    memory = _memory_of_one(device, spec.resources.ranks)
+    where = Where(device=device, device_memory_bytes=memory, rates=rates)
+    spec = resolve_stage(spec, where)
     folder = Path(tempfile.mkdtemp(prefix="shardyard-run-"))
     try:
-        return _train(asked, spec, device, folder, display)
+        return _train(asked, spec, where, folder, display)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _train(asked: Asked, spec: JobSpec, device: Literal["cpu", "cuda"], folder: Path, display: Display) -> int:
+def _train(asked: Asked, spec: JobSpec, where: Where, folder: Path, display: Display) -> int:
     from workers.local_ranks import LocalRanks, listening_socket
     from workers.rank import main as rank_main  # torch, once for all ranks
 
-    listener = listening_socket()
+    listener, device = listening_socket(), where.device
     orders = _orders(asked, spec, device, folder, listener.getsockname()[1])
     stage, steps = spec.zero.stage, spec.train.steps
     display.begin(
@@ -115,13 +120,21 @@ def _train(asked: Asked, spec: JobSpec, device: Literal["cpu", "cuda"], folder: 
     )
     ranks = LocalRanks(orders, listener, rank_main)
     interrupts = _Interrupts(ranks, display)
-    lines = Lines(len(orders), orders[0].chunk)
+    lines = Lines(len(orders), orders[0].chunk, predicted=_predicted(spec, where))
     try:
         with interrupts:
             _follow(ranks, lines, display)
     finally:
         ranks.close()
     return _concluded(ranks.results(), lines, display, interrupts.count)
+
+
+def _predicted(spec: JobSpec, where: Where) -> StagePlan | None:
+    """The plan of the spec's stage; None for a user's model, and for data that the ranks will complain about."""
+    try:
+        return next(each for each in plan_spec(spec, where).stages if each.stage == spec.zero.stage)
+    except (NeedsModel, DataError, OSError):
+        return None
 
 
 def _follow(ranks: LocalRanks, lines: Lines, display: Display) -> None:

@@ -119,6 +119,10 @@ def described(line: StepLine) -> str:
 def ended(summary: dict[str, Any]) -> str:
     """The end in a few lines."""
     lines = [f"{summary['outcome']} after step {summary['step']} in {summary['seconds']:.1f} s of steps"]
+    steps = summary.get("step_seconds")
+    if steps and steps["predicted"] is not None:
+        predicted, error = steps["predicted"]["total"], 100 * steps["error"]
+        lines.append(f"a step took {steps['measured']:.3g} s, predicted {predicted:.3g} s ({error:+.0f} %)")
     before, after = summary["eval_loss_before"], summary["eval_loss"]
     if isinstance(after, float):
         start = f" (before step 1: {before:.4f})" if isinstance(before, float) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from workers.contract import (
@@ -15,6 +16,7 @@ from workers.contract import (
     Record,
     write_number,
 )
+from workers.planner import StagePlan
 from workers.reporter import DIGEST_ACTION
 
 FIELDS = ("params", "grads", "sums", "master", "moments", "buckets", "slots", "pinned", "other")
@@ -87,6 +89,8 @@ class Lines:
     rss: list[int] = field(default_factory=list)  # largest seen, rank by rank
     ledger: list[dict[str, int]] = field(default_factory=list)  # of the last step, rank by rank
     seconds: float = 0.0  # of all steps
+    step_seconds: list[float] = field(default_factory=list)
+    predicted: StagePlan | None = None  # what the planner made of the run's own stage
     tokens: int = 0
     eval_loss: float | None = None
     _steps: dict[int, _Open] = field(default_factory=dict)
@@ -130,6 +134,7 @@ class Lines:
         self.ledger = [dict(heard.ledger[rank].bytes) for rank in range(self.ranks)]
         tokens = round(points["tokens_per_second"] * points["seconds"])
         self.seconds += points["seconds"]
+        self.step_seconds.append(points["seconds"])
         self.tokens += tokens
         self.eval_loss = points.get("eval_loss", self.eval_loss)
         self.last = StepLine(
@@ -146,6 +151,17 @@ class Lines:
             eval_loss=points.get("eval_loss"),
         )
         return self.last
+
+    def _against_prediction(self) -> dict[str, Any] | None:
+        """The median step beside the predicted one; None before the first step."""
+        if not self.step_seconds:
+            return None
+        measured, planned = median(self.step_seconds), self.predicted.step_seconds if self.predicted else None
+        return {
+            "measured": measured,
+            "predicted": None if planned is None else planned.model_dump(),
+            "error": None if planned is None else planned.total / measured - 1,
+        }
 
     def summary(self, outcome: str, digest: str | None) -> dict[str, Any]:
         """What the run came to: the plan beside what was measured."""
@@ -166,6 +182,7 @@ class Lines:
             "eval_loss": None if self.eval_loss is None else write_number(self.eval_loss),
             "tokens": self.tokens,
             "seconds": self.seconds,
+            "step_seconds": self._against_prediction(),
             "digest": digest,
             "checkpoints": self.checkpoints,
         }

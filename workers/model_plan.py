@@ -16,11 +16,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from workers.build import optimizer_of
+from workers.build import loss_of, optimizer_of
+from workers.data.batches import Batch
+from workers.data.digits import INPUTS
+from workers.data.needs import context_of
+from workers.estimates import FROM_PASS, Estimate
 from workers.failures import error_info
 from workers.models.python import build_user_model
-from workers.planner import SpecPlan, Where, plan_parameters
+from workers.planner import SpecPlan, Where, engine_config, plan_parameters
 from workers.spec import JobSpec, PythonModel, parse_spec
+from zero_engine.dry_run import Empty, dry_run
 from zero_engine.flat import layout_of
 from zero_engine.layout import ParameterSpec
 
@@ -29,15 +34,35 @@ def plans_of(question: dict[str, Any]) -> list[SpecPlan]:
     """The plans asked for. Raises EntryError, SpecError and whatever the user's code raises."""
     spec = parse_spec(question["spec"])
     where = Where.model_validate(question["where"])
-    parameters = parameters_of_user_model(spec)
-    return [plan_parameters(parameters, spec, where, ranks) for ranks in question["ranks"]]
+    model = user_model(spec)
+    parameters, estimate = parameters_in(model, spec), estimate_in(model, spec)
+    return [plan_parameters(parameters, spec, where, ranks, estimate) for ranks in question["ranks"]]
 
 
-def parameters_of_user_model(spec: JobSpec) -> list[ParameterSpec]:
-    """Names, shapes, units and groups as the engine will find them."""
+def user_model(spec: JobSpec) -> nn.Module:
+    """The spec's model, without memory where it can be."""
     assert isinstance(spec.model, PythonModel), spec.model.kind
-    layout = layout_of(_built(spec.model, spec.train.seed), (), optimizer_of(spec.train.optimizer))
+    return _built(spec.model, spec.train.seed)
+
+
+def parameters_in(model: nn.Module, spec: JobSpec) -> list[ParameterSpec]:
+    """Names, shapes, units and groups as the engine will find them."""
+    layout = layout_of(model, (), optimizer_of(spec.train.optimizer))
     return [entry.spec for entry in layout.canonical_entries]
+
+
+def estimate_in(model: nn.Module, spec: JobSpec) -> Estimate:
+    """What a micro-batch holds and computes, by passing tensors without contents through the model and its loss."""
+    samples, loss = spec.train.micro_batch, loss_of(model)
+    if spec.data.kind == "digits":
+        batch = (Empty((samples, INPUTS), torch.float32), Empty((samples,), torch.int64))
+    else:
+        batch = (Empty((samples, context_of(spec)), torch.int64),) * 2
+    try:
+        found = dry_run(model, lambda module, x, y: loss(module, Batch(x, y)), batch, engine_config(spec, spec.chunk))
+    except Exception as error:  # their code, on tensors whose values cannot be read: a plan without this part
+        return Estimate(None, None, f"the model cannot be passed through without values ({type(error).__name__})")
+    return Estimate(found.peak_bytes, found.flops, FROM_PASS)
 
 
 def _built(model: PythonModel, seed: int) -> nn.Module:

@@ -11,14 +11,17 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from workers.estimates import Estimate, estimate_of
 from workers.shapes import gpt_parameters, mlp_parameters
 from workers.spec import BpeTokenizer, CharTokenizer, GptModel, JobSpec, MlpModel, PythonModel, TextData, TokensData
+from workers.step_time import BASIS, Calibration, StepSeconds, Work, predict
 from zero_engine.config import ZeroConfig
 from zero_engine.layout import Layout, ParameterSpec
 from zero_engine.plan import Advice, Plan, advise
 
 Device = Literal["cpu", "cuda"]
 STAGE_OF_UNKNOWN_MODEL = 1  # stage 0's traffic at any number of micro-batches, with fewer bytes
+NUM_MOMENTS = 2  # of AdamW
 MARGIN = 0.1  # share of device memory kept free
 
 
@@ -45,6 +48,7 @@ class StagePlan(PlanModel):
     paper_traffic_bytes: Annotated[int, Field(description="gradients and parameters per rank by the paper's formula")]
     saving: Annotated[float, Field(description="1 - total bytes / total bytes of stage 0")]
     communication_seconds: Annotated[float | None, Field(description="a step's traffic at the link's speed")] = None
+    step_seconds: Annotated[StepSeconds | None, Field(description="predicted from this machine's calibration")] = None
 
 
 class SpecPlan(PlanModel):
@@ -58,6 +62,9 @@ class SpecPlan(PlanModel):
     exact: Annotated[bool, Field(description="false: the user's model or vocabulary is not known before the start")]
     device_memory_bytes: int | None
     activation_bytes: Annotated[int | None, Field(description="estimate for one micro-batch, not owned by the engine")]
+    activation_source: Annotated[str, Field(description="how the estimate was found, or why there is none")]
+    flops: Annotated[int | None, Field(description="operations of one micro-batch, forward and backward")] = None
+    step_basis: Annotated[str | None, Field(description="what predicted seconds count; None: not calibrated")] = None
     advised_stage: int
     advice: str
     fits: bool
@@ -74,6 +81,7 @@ class Where(PlanModel):
     device_memory_bytes: int | None = None  # of one rank's device; None: not known, everything fits
     one_node: bool = True  # CPU ranks of one node move bulk data through shared memory
     link_gbps: float | None = None
+    rates: Calibration | None = None  # of the machine; None: no step time is predicted
 
     @property
     def transport(self) -> str:
@@ -151,9 +159,13 @@ def engine_config(spec: JobSpec, chunk: int, stage: int = 0) -> ZeroConfig:
 
 
 def plan_parameters(
-    parameters: Sequence[ParameterSpec], spec: JobSpec, where: Where, ranks: int | None = None
+    parameters: Sequence[ParameterSpec],
+    spec: JobSpec,
+    where: Where,
+    ranks: int | None = None,
+    estimate: Estimate | None = None,
 ) -> SpecPlan:
-    """The plan of these parameters trained as the spec says."""
+    """The plan of these parameters trained as the spec says. `estimate`: of one micro-batch; None: from shapes."""
     count = spec.resources.ranks if ranks is None else ranks
     config, note = engine_config(spec, spec.chunk), None
     if count > spec.train.micro_batches:
@@ -161,23 +173,27 @@ def plan_parameters(
             replace(config, micro_batches=count, chunk=1),
             f"needs global_batch {count * spec.train.micro_batch}",
         )
-    activations = activation_bytes(spec)
+    estimate = estimate or estimate_of(spec, _tokens_of(spec), where.device)
     advice = advise(
         Layout.build(parameters),
         config,
         count,
         1 << 62 if where.device_memory_bytes is None else where.device_memory_bytes,
-        activation_bytes=activations or 0,
+        activation_bytes=estimate.activation_bytes or 0,
         margin=MARGIN,
         transport=where.transport,
         device=where.device,
     )
-    return _readable(advice, config, where, activations, note)
+    return _readable(advice, config, where, estimate, note)
 
 
-def _readable(advice: Advice, config: ZeroConfig, where: Where, activations: int | None, note: str | None) -> SpecPlan:
-    first = advice.plans[0]
-    room = None if where.device_memory_bytes is None else where.device_memory_bytes * (1 - MARGIN) - (activations or 0)
+def _tokens_of(spec: JobSpec) -> int | None:
+    return vocabulary_of(spec) if isinstance(spec.model, GptModel) else None
+
+
+def _readable(advice: Advice, config: ZeroConfig, where: Where, estimate: Estimate, note: str | None) -> SpecPlan:
+    first, memory = advice.plans[0], where.device_memory_bytes
+    room = None if memory is None else memory * (1 - MARGIN) - (estimate.activation_bytes or 0)
     micro_batches, chunk = config.resolved(first.ranks).batch_shape
     return SpecPlan(
         ranks=first.ranks,
@@ -187,14 +203,17 @@ def _readable(advice: Advice, config: ZeroConfig, where: Where, activations: int
         padded_parameters=first.padded_parameters,
         exact=True,
         device_memory_bytes=where.device_memory_bytes,
-        activation_bytes=activations,
+        activation_bytes=estimate.activation_bytes,
+        activation_source=estimate.source,
+        flops=estimate.flops,
+        step_basis=None if where.rates is None or estimate.flops is None else f"{BASIS} On {where.rates.hardware}.",
         advised_stage=advice.stage,
         advice=advice.reason if room is not None else _advice_without_room(advice),
         fits=advice.fits,
         idle_share=advice.plans[advice.stage].idle_share,
         note=note,
         link_gbps=where.link_gbps,
-        stages=[_stage(plan, first, config, room, where.link_gbps) for plan in advice.plans],
+        stages=[_stage(plan, first, config, room, where, estimate) for plan in advice.plans],
     )
 
 
@@ -204,7 +223,10 @@ def _advice_without_room(advice: Advice) -> str:
     return f"Stage {advice.stage}: it sends the least, and of the stages that send as little it needs the fewest bytes."
 
 
-def _stage(plan: Plan, first: Plan, config: ZeroConfig, room: float | None, link_gbps: float | None) -> StagePlan:
+def _stage(
+    plan: Plan, first: Plan, config: ZeroConfig, room: float | None, where: Where, estimate: Estimate
+) -> StagePlan:
+    link_gbps = where.link_gbps
     largest = max(plan.memory, key=lambda row: sum(row.values()))
     busiest = max(plan.traffic, key=lambda row: sum(row.values()))
     return StagePlan(
@@ -218,28 +240,28 @@ def _stage(plan: Plan, first: Plan, config: ZeroConfig, room: float | None, link
         paper_traffic_bytes=paper_traffic_bytes(plan.padded_parameters, plan.stage, plan.ranks, config.precision),
         saving=1 - plan.largest_memory / first.largest_memory,
         communication_seconds=None if link_gbps is None else plan.largest_traffic * 8 / (link_gbps * 1e9),
+        step_seconds=_step_seconds(plan, where.rates, estimate),
     )
+
+
+def _step_seconds(plan: Plan, rates: Calibration | None, estimate: Estimate) -> StepSeconds | None:
+    """None without a calibration of the machine, or for a model that was not passed through."""
+    if rates is None or estimate.flops is None:
+        return None
+    moments = max(row["moments"] or row.get("pinned", 0) for row in plan.memory)
+    work = Work(
+        micro_batches=max(len(plan.schedule.work(rank)) for rank in range(plan.ranks)),
+        flops=estimate.flops,
+        activation_bytes=estimate.activation_bytes or 0,
+        sent_bytes=plan.largest_traffic,
+        updated_elements=moments // (4 * NUM_MOMENTS),
+        moments=NUM_MOMENTS,
+        ranks=plan.ranks,
+    )
+    return predict(work, rates)
 
 
 def paper_traffic_bytes(parameters: int, stage: int, ranks: int, precision: str) -> int:
     """Bytes a rank sends a step for gradients and parameters: 2 P, at stage 3 three times P (arXiv 1910.02054, 7)."""
     volumes, item_bytes = (3 if stage == 3 else 2), (4 if precision == "fp32" else 2)
     return round(volumes * item_bytes * parameters * (ranks - 1) / ranks)
-
-
-def activation_bytes(spec: JobSpec) -> int | None:
-    """Estimate of what one micro-batch keeps for backward, in bytes; None for a user's model.
-
-    GPT: per token and layer about 16 vectors of the width (9 where cheap operations are recomputed, 1 and one layer's
-    16 where all are), and per token about 3 vectors of the vocabulary.
-    """
-    item_bytes = 4 if spec.train.precision == "fp32" else 2
-    kept, once = {"none": (16, 0), "selective": (9, 7), "full": (1, 15)}[spec.zero.activation_checkpointing]
-    match spec.model:
-        case GptModel(layers=layers, hidden=hidden, context=context):
-            per_token = item_bytes * hidden * (kept * layers + once) + 4 * 3 * vocabulary_of(spec)
-            return spec.train.micro_batch * context * per_token
-        case MlpModel(hidden=widths):
-            return spec.train.micro_batch * item_bytes * 2 * sum(widths)
-        case _:
-            return None

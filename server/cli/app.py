@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from server.cli import (
+    calibrate_command,
     checkpoint_commands,
     doctor_command,
     jobs_commands,
@@ -80,6 +81,7 @@ for command in _JOB_COMMANDS:
 for prove in (verify_commands.verify, verify_commands.verify_resume):
     app.command(rich_help_panel=_JOBS)(prove)
 app.command(rich_help_panel=_HERE)(plan_command.plan)
+app.command(rich_help_panel=_HERE)(calibrate_command.calibrate)
 app.command(
     rich_help_panel=_HERE,
     add_help_option=False,  # the program reads its own arguments

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from server.cli.connection import AsJson
+from server.cli.connection import AsJson, DataDir, data_folder
 from server.cli.errors import BadInput, CommandError
 from server.cli.output import Output, bytes_text, plain, seconds_text
 from server.cli.spec_file import SetOption, SpecArgument, read_spec
@@ -31,16 +31,19 @@ def plan(
     link_gbps: Annotated[float | None, typer.Option(help="Bandwidth of a rank's link, in Gbit/s.")] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What the ranks run on.")] = "cpu",
     device_gb: Annotated[float | None, typer.Option(help="Memory of one rank's device, in GB.")] = None,
+    data_dir: DataDir = None,
     changes: SetOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Print bytes per rank and bytes sent per step for every ZeRO stage, and which stage to take; nothing runs."""
     from workers.planner import Where
+    from workers.step_time import known_calibration
 
     where = Where(
         device=device,
         device_memory_bytes=None if device_gb is None else round(_positive("--device-gb", device_gb) * 1e9),
         link_gbps=None if link_gbps is None else _positive("--link-gbps", link_gbps),
+        rates=known_calibration(data_folder(data_dir), device),
     )
     job = read_spec(spec, changes or [])
     counts = [job.resources.ranks] if ranks is None else _counts(ranks)
@@ -110,11 +113,15 @@ def _draw(output: Output, spec: JobSpec, plans: Sequence[SpecPlan]) -> None:
         ">Sends",
         ">Paper",
         *([">Takes"] if time else []),
+        *([">Step"] if first.step_basis else []),
         "",
     ]
     output.table(headings, (_row(column, stage) for column in plans for stage in column.stages))
     if len(plans) == 1:
         _draw_categories(output, first)
+    held = "not known" if first.activation_bytes is None else bytes_text(first.activation_bytes)
+    output.say(f"Activations of a micro-batch, beside what a rank holds: {held} ({first.activation_source}).")
+    output.say(f"Step: {first.step_basis}" if first.step_basis else "Step times: run `shardyard calibrate` first.")
     for column in plans:
         output.say(_advice(column))
 
@@ -130,6 +137,7 @@ def _row(column: SpecPlan, stage: StagePlan) -> list[str]:
         bytes_text(stage.total_traffic_bytes),
         bytes_text(stage.paper_traffic_bytes),
         *([] if stage.communication_seconds is None else [seconds_text(stage.communication_seconds)]),
+        *([] if stage.step_seconds is None else [seconds_text(stage.step_seconds.total)]),
     ]
 
 

@@ -72,7 +72,7 @@ async def create(
 ) -> JobView:
     """Submit a spec, as JSON or YAML. 201 for a new job; 200 when the Idempotency-Key had made it already."""
     body = await spec_body.read_spec(request, settings)
-    plan = await predict(body.spec, database)
+    plan = await predict(body.spec, database, settings.data_dir)
     new = NewJob(
         id=new_id(),
         owner=who.name,

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path as FilePath
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -43,12 +44,12 @@ async def create(
 ) -> PlanView | Response:
     """Plan a spec without submitting it."""
     spec = (await spec_body.read_spec(request, settings)).spec
-    plan = await predict(spec, database)
+    plan = await predict(spec, database, settings.data_dir)
     if plan is not None:
         return plan
     async with database.write() as tx:
         request_id = await plans.request(tx, who.name, spec)
-    task = asyncio.create_task(_build(database, request_id, spec))
+    task = asyncio.create_task(_build(database, request_id, spec, settings.data_dir))
     _running.add(task)
     task.add_done_callback(_running.discard)
     pending = PendingPlan(id=request_id, status="pending", href=f"/v1/plans/{request_id}")
@@ -68,10 +69,10 @@ async def get(
     return found
 
 
-async def _build(database: Database, request_id: str, spec: JobSpec) -> None:
+async def _build(database: Database, request_id: str, spec: JobSpec, data_dir: FilePath) -> None:
     """Plan a user's model in a process of its own; their code never runs in this one."""
     async with database.read() as connection:
-        where = where_of(spec, await nodes.views(connection))
+        where = where_of(spec, await nodes.views(connection), data_dir)
     question = {
         "spec": spec.model_dump(mode="json"),
         "ranks": [spec.resources.ranks],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from sqlalchemy import insert, select, update
@@ -9,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
 from server.ids import new_id
-from server.models import Attempt, Job, PlanRequest
+from server.models import Attempt, Job, PlanRequest, PointTail, Series
 from server.views import JobPlanView, PendingPlan, PlanView
 from workers.spec import JobSpec
 
@@ -26,16 +27,39 @@ async def of_job(connection: AsyncConnection, job_id: str, attempt: int | None) 
         Attempt.job_id == job_id, Attempt.number == wanted
     )
     row = (await connection.execute(statement)).one_or_none()
+    predicted = None if job.plan is None else PlanView.model_validate(job.plan)
+    stage = job.stage if row is None else row.stage
+    expected, measured = _expected(predicted, stage), await _measured(connection, job_id, wanted)
     return JobPlanView(
         job_id=job_id,
-        predicted=None if job.plan is None else PlanView.model_validate(job.plan),
+        predicted=predicted,
         attempt=None if row is None else wanted,
         memory=[] if row is None else row.plan_memory or [],
         traffic=[] if row is None else row.plan_traffic or [],
-        stage=job.stage if row is None else row.stage,
+        stage=stage,
         chunk=job.chunk,
         parameters=None if row is None else row.parameters,
+        predicted_seconds=expected,
+        measured_seconds=measured,
+        error=None if expected is None or measured is None else expected / measured - 1,
     )
+
+
+def _expected(plan: PlanView | None, stage: int | None) -> float | None:
+    """Seconds of a step at this stage."""
+    found = [each.step_seconds for each in plan.stages if each.stage == stage] if plan is not None else []
+    return found[0].total if found and found[0] is not None else None
+
+
+async def _measured(connection: AsyncConnection, job_id: str, attempt: int) -> float | None:
+    """Median of the seconds of the newest steps, at most 512, that an attempt reported."""
+    statement = (
+        select(PointTail.value)
+        .join(Series, Series.id == PointTail.series_id)
+        .where(Series.job_id == job_id, Series.attempt == attempt, Series.name == "seconds", PointTail.value > 0)
+    )
+    values = (await connection.execute(statement)).scalars().all()
+    return median(value for value in values if value is not None) if values else None
 
 
 async def request(tx: Tx, owner: str, spec: JobSpec) -> str:

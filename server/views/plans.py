@@ -9,6 +9,15 @@ from pydantic import Field
 from server.views.view import View
 
 
+class StepSecondsView(View):
+    """A step as this machine's calibration predicts it."""
+
+    compute: float
+    exchange: float
+    update: float
+    total: float
+
+
 class StagePlan(View):
     """The plan of one ZeRO stage."""
 
@@ -22,6 +31,7 @@ class StagePlan(View):
     paper_traffic_bytes: int
     saving: float = Field(description="1 - total / total of stage 0")
     communication_seconds: float | None = Field(default=None, description="a step's traffic at the link's speed")
+    step_seconds: StepSecondsView | None = Field(default=None, description="predicted; None without a calibration")
 
 
 class PlanView(View):
@@ -35,6 +45,9 @@ class PlanView(View):
     exact: bool = Field(description="false: the vocabulary or the user's model is not known before the start")
     device_memory_bytes: int | None = Field(description="of one rank's device; None: not known, everything fits")
     activation_bytes: int | None = Field(description="estimate for one micro-batch; not owned by the engine")
+    activation_source: str = Field(default="", description="how the estimate was found, or why there is none")
+    flops: int | None = Field(default=None, description="operations of one micro-batch, forward and backward")
+    step_basis: str | None = Field(default=None, description="what the predicted seconds count, and on what machine")
     advised_stage: int
     advice: str
     fits: bool
@@ -65,3 +78,6 @@ class JobPlanView(View):
     stage: int | None
     chunk: int
     parameters: int | None
+    predicted_seconds: float | None = Field(default=None, description="a step at the attempt's stage, at submit")
+    measured_seconds: float | None = Field(default=None, description="median of the attempt's newest steps")
+    error: float | None = Field(default=None, description="predicted / measured - 1")

@@ -113,7 +113,7 @@ def ask(spec: JobSpec) -> subprocess.CompletedProcess[str]:
 def test_a_users_model_is_planned_by_building_it_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Property: the plan equals that of an engine around the same module; prints and errors stay off the answer."""
     from workers.build import optimizer_of
-    from workers.model_plan import parameters_of_user_model
+    from workers.model_plan import parameters_in, user_model
     from workers.planner import engine_config
     from zero_engine import Engine
 
@@ -126,7 +126,9 @@ def test_a_users_model_is_planned_by_building_it_elsewhere(tmp_path: Path, monke
     said = ask(wanted)
     plans = [SpecPlan.model_validate(each) for each in json.loads(said.stdout)]
     assert said.returncode == 0 and "built" in said.stderr and [plan.ranks for plan in plans] == [1, 2]
-    assert sum(each.numel for each in parameters_of_user_model(wanted)) == plans[0].parameters
+    assert sum(each.numel for each in parameters_in(user_model(wanted), wanted)) == plans[0].parameters
+    assert plans[0].activation_source.startswith("one forward and backward") and plans[0].activation_bytes
+    assert plans[0].flops == 4 * 256 * 3 * (3 * 2 * 24 * 24)  # samples, context, layers, three products of each
     import users_own_plan  # type: ignore[import-not-found]
 
     for stage in range(4):
