@@ -175,7 +175,7 @@ class NodeAgent:
         self._pipe = open_kill_pipe()
         log = self.folder / "zygote.log"
         command = [
-            sys.executable, "-m", "workers.zygote", "--socket", path, "--kill-fd", str(self._pipe.reader),
+            sys.executable, "-P", "-m", "workers.zygote", "--socket", path, "--kill-fd", str(self._pipe.reader),
             "--entry", self.plan.entry, "--preload", self.plan.preload,
         ]  # fmt: skip
         with log.open("wb") as output:

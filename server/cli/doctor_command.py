@@ -89,7 +89,7 @@ def _found(name: str, status: str, detail: str, remedy: str = "") -> Finding:
 
 def training_findings() -> list[Finding]:
     """What `python -m workers.doctor` says, or that it said nothing."""
-    command = [sys.executable, "-m", "workers.doctor"]
+    command = [sys.executable, "-P", "-m", "workers.doctor"]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=TRAINING_SECONDS)
     except subprocess.TimeoutExpired:

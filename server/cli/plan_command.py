@@ -86,7 +86,7 @@ def _plans_of_built_model(spec: JobSpec, counts: Sequence[int], where: Where) ->
 
     question = {"spec": spec.model_dump(mode="json"), "ranks": list(counts), "where": where.model_dump(mode="json")}
     run = subprocess.run(
-        [sys.executable, "-m", "workers.model_plan"],
+        [sys.executable, "-P", "-m", "workers.model_plan"],
         input=json.dumps(question),
         capture_output=True,
         text=True,

@@ -12,4 +12,4 @@ def run(context: typer.Context) -> None:
     """Train a spec on this machine, with no server: shardyard run SPEC [--ranks N] [--set zero.stage=3] [--json]."""
     sys.stdout.flush()
     # The program takes this process's place: output, signals and exit code are its own, with nothing in between.
-    os.execv(sys.executable, [sys.executable, "-m", "workers.local", *context.args])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "workers.local", *context.args])

@@ -139,5 +139,5 @@ def _recorded(session: Session, job_id: str) -> dict[str, dict[str, float]]:
 def _run(arguments: list[str]) -> int:
     """The program that trains: a process with torch in it."""
     sys.stdout.flush()
-    command = [sys.executable, "-m", "workers.verify_resume", *arguments]
+    command = [sys.executable, "-P", "-m", "workers.verify_resume", *arguments]
     return subprocess.run(command, env=dict(os.environ), check=False).returncode

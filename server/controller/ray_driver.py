@@ -120,7 +120,7 @@ class _Child:
 
     def __init__(self, target: RayTarget, options: RayOptions, log: Path | None) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "server.controller.ray_driver", "--fd", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "server.controller.ray_driver", "--fd", str(theirs.fileno())]
         output = None if log is None else log.open("ab")
         self.process = subprocess.Popen(
             command, env=_driver_environment(target), pass_fds=[theirs.fileno()], start_new_session=True,

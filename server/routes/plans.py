@@ -78,7 +78,7 @@ async def _build(database: Database, request_id: str, spec: JobSpec, data_dir: F
         "ranks": [spec.resources.ranks],
         "where": where.model_dump(mode="json"),
     }
-    code, out, complaint = await _run([sys.executable, "-m", "workers.model_plan"], json.dumps(question).encode())
+    code, out, complaint = await _run([sys.executable, "-P", "-m", "workers.model_plan"], json.dumps(question).encode())
     async with database.write() as tx:
         if code == 0:
             plan = SpecPlan.model_validate(json.loads(out)[0])
