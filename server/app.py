@@ -35,6 +35,7 @@ from server.routes import (
     plans,
     reports,
     session,
+    store,
 )
 from server.settings import Settings
 from server.texts import refuse_unstorable_text
@@ -65,7 +66,7 @@ def create_app(
     database.on_change = app.state.feed.wake
     database.on_work = wake
     errors.install(app)
-    for module in (jobs, actions, forks, job_data, checkpoints, plans, cluster, feed, reports, session, health):
+    for module in (jobs, actions, forks, job_data, checkpoints, plans, cluster, feed, reports, session, store, health):
         app.include_router(module.router)
     app.include_router(pages.router_of(static))
     app.add_middleware(OriginCheck, gate=app.state.gate)

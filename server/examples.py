@@ -310,6 +310,22 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "note": None,
     },
     "LineageView": _LINEAGE,
+    "OrphansView": {
+        "store": "/home/ada/.shardyard/checkpoints",
+        "at": LATER,
+        "jobs": 12,
+        "items": [
+            {
+                "kind": "save",
+                "job_id": JOB,
+                "place": "step-0000000150-attempt-000001",
+                "bytes": 65536,
+                "meaning": "A save that was never finished; the next release of an attempt of the job removes it.",
+            }
+        ],
+        "truncated": False,
+    },
+    "AdoptedView": {"jobs": [JOB]},
     "BulkCancel": {"filter": {"status": "queued", "tag": "demo"}},
     "BulkResult": {"results": [{"id": JOB, "ok": True, "status": "cancelled", "error": None}]},
     "Page_AttemptView_": {"items": [_ATTEMPT], "next_cursor": None},

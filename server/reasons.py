@@ -58,6 +58,12 @@ _REASONS: tuple[Reason, ...] = (
     Reason("paused_by_user", Status.PAUSED, "none", "Paused by {actor}."),
     Reason("server_stopped", Status.PAUSED, "none", "The server was stopped; the next start resumes it."),
     Reason("cancelled_by_user", Status.CANCELLED, "none", "Cancelled by {actor}."),
+    Reason(
+        "recovered",
+        Status.CANCELLED,
+        "none",
+        "Found in the store when the database was new; a resume goes on from step {step}.",
+    ),
     Reason("killed", Status.CANCELLED, "none", "Killed by {actor}."),
     Reason(
         "grace_expired",

@@ -50,6 +50,8 @@ class Settings:
     first_backoff_seconds: float = 1.0  # doubled by each failure without progress, up to the last
     last_backoff_seconds: float = 60.0
     shutdown_seconds: float = 60.0  # how long Ctrl-C waits for jobs to pause beyond their own grace
+    scrub_bytes_per_second: int = 32 * 2**20  # pace at which checkpoints are read back in the background; 0: never
+    scrub_days: float = 7.0  # after so long a checkpoint is read back again
     log_bytes_per_attempt: int = 256 * 2**20  # head and tail are kept
     max_body_bytes: int = 2**20
 

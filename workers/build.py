@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from workers.data.batches import Batch, Data
 from workers.models.gpt import Gpt
-from workers.models.initial import Values, gpt_values, mlp_values
+from workers.models.initial import Values, folder_values, gpt_values, mlp_values
 from workers.models.mlp import Mlp
 from workers.models.python import build_user_model, gives_its_own_loss
 from workers.shapes import DECAY, decay_group
@@ -75,7 +76,9 @@ def _bare(shape: GptModel | MlpModel, data: Data) -> nn.Module:
 
 
 def _values_of(shape: GptModel | MlpModel, seed: int) -> Values:
-    return mlp_values(seed) if isinstance(shape, MlpModel) else gpt_values(seed, shape.layers)
+    if isinstance(shape, MlpModel):
+        return mlp_values(seed)
+    return gpt_values(seed, shape.layers) if shape.start is None else folder_values(Path(shape.start))
 
 
 def _on_meta(user: PythonModel, seed: int) -> nn.Module | None:

@@ -13,7 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from workers.estimates import Estimate, estimate_of
 from workers.shapes import gpt_parameters, mlp_parameters
-from workers.spec import BpeTokenizer, CharTokenizer, GptModel, JobSpec, MlpModel, PythonModel, TextData, TokensData
+from workers.spec import (
+    BpeTokenizer,
+    CharTokenizer,
+    FileTokenizer,
+    GptModel,
+    JobSpec,
+    MlpModel,
+    PythonModel,
+    TextData,
+    TokensData,
+)
 from workers.step_time import BASIS, Calibration, StepSeconds, Work, predict
 from zero_engine.config import ZeroConfig
 from zero_engine.layout import Layout, ParameterSpec
@@ -134,6 +144,10 @@ def vocabulary_of(spec: JobSpec) -> int:
             return vocabulary
         case TextData(tokenizer=CharTokenizer()):
             return 256
+        case TextData(tokenizer=FileTokenizer(path=path)):
+            from workers.data.tokenizer import vocabulary_in
+
+            return vocabulary_in(path)
         case TokensData():
             from pathlib import Path
 

@@ -38,6 +38,7 @@ class Export:
     store: Store
     manifest: Manifest
     dtype: str | None = None  # of floating-point tensors: a key of DTYPES; None: as stored (trainable ones in fp32)
+    rename: Callable[[str], str] = str  # from the canonical name of a parameter to the one in the file
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
@@ -46,7 +47,7 @@ class Export:
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """The tensors of the file, in the order of named_parameters(), then the buffers."""
-        stored = [Entry(place.spec.name, self._stored(place), place.spec.shape) for place in self._places]
+        stored = [Entry(self.rename(place.spec.name), self._stored(place), place.spec.shape) for place in self._places]
         stored += [Entry(name, blob.dtype, blob.shape) for name, _, blob in self._buffers]
         return tuple(Entry(entry.name, self._wanted(entry.dtype), entry.shape) for entry in stored)
 
@@ -81,7 +82,7 @@ class Export:
 
     @cached_property
     def _header(self) -> bytes:
-        tied = {alias: place.spec.name for place in self._places for alias in place.spec.aliases}
+        tied = {self.rename(a): self.rename(place.spec.name) for place in self._places for a in place.spec.aliases}
         metadata = {"format": "pt", "step": str(self.manifest.step), "digest": self.manifest.digest}
         return encode_header(self.entries, metadata | ({"tied": json.dumps(tied)} if tied else {}))[0]
 

@@ -15,6 +15,7 @@ from server.cli import (
     calibrate_command,
     checkpoint_commands,
     doctor_command,
+    fork_commands,
     jobs_commands,
     plan_command,
     run_command,
@@ -73,6 +74,9 @@ _JOB_COMMANDS: tuple[Command, ...] = (
     jobs_commands.resume,
     checkpoint_commands.checkpoints,
     checkpoint_commands.export,
+    fork_commands.fork,
+    fork_commands.clone,
+    fork_commands.import_folder,
 )
 for command in _SERVER_COMMANDS:
     app.command(rich_help_panel=_SERVER)(command)

@@ -1,25 +1,79 @@
-"""Commands on checkpoints: list them, take the weights out."""
+"""Commands on checkpoints: list them, look through the store, take the weights out."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from server.cli.client import Json
 from server.cli.connection import Session
-from server.cli.errors import BadInput, CommandError
-from server.cli.jobs_commands import JobArgument
+from server.cli.download import download_file, download_folder
+from server.cli.errors import BadInput, CommandError, ServerProblem
 from server.cli.output import age_text, bytes_text, number_text, short_id
 
 USABLE = ("complete", "verified")
+FOLDER_OF = {"safetensors": "folder", "transformers": "transformers"}  # what the API calls the tar of each
+ID_CHARACTERS = 36
 
 
-def checkpoints(session: Session, job: JobArgument) -> None:
-    """List the checkpoints of a job."""
+CheckpointArgument = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="Id of a checkpoint; or JOB for its newest usable one, JOB@STEP.")
+]
+Format = Literal["safetensors", "transformers"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+def checkpoints(
+    session: Session,
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Id, end of an id, name, or `latest`.")] = None,
+    orphans: Annotated[
+        bool, typer.Option("--orphans", help="Instead: what lies in the whole store that nothing refers to.")
+    ] = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Instead: take in jobs that only the store knows; they rest until resumed.")
+    ] = False,
+) -> None:
+    """List the checkpoints of a job, or look through the whole store."""
+    if adopt:
+        taken = session.client.post("/v1/store/adopt")
+        session.output.result(taken, lambda: session.output.say(f"Took in {len(taken['jobs'])} jobs."))
+        return
+    if orphans:
+        found = session.client.get("/v1/store/orphans")
+        session.output.result(found, lambda: _draw_orphans(session, found))
+        return
+    if job is None:
+        raise BadInput("Say which job, or --orphans for the whole store.")
     items = session.checkpoints(session.job(job))
     session.output.result(items, lambda: _draw(session, items))
+
+
+def _draw_orphans(session: Session, found: Json) -> None:
+    if not found["items"]:
+        session.output.say(f"Nothing in {found['store']} is without an owner ({found['jobs']} jobs looked through).")
+        return
+    session.output.table(
+        ("Kind", "Job", "Place", ">Size", "~Meaning"),
+        (
+            (item["kind"], item["job_id"], item["place"], bytes_text(item["bytes"]), item["meaning"])
+            for item in found["items"]
+        ),
+    )
+
+
+def named_checkpoint(session: Session, named: str) -> Json:
+    """The checkpoint named by its id, by its job, or as JOB@STEP. Raises CommandError, BadInput."""
+    if len(named) == ID_CHARACTERS:
+        try:
+            return dict(session.client.get(f"/v1/checkpoints/{named}"))
+        except ServerProblem as problem:
+            if problem.status != 404:
+                raise
+    job, at, step = named.rpartition("@")
+    by_step = bool(at) and step.isdecimal()
+    return _newest(session.checkpoints(session.job(job if by_step else named)), int(step) if by_step else None)
 
 
 def _draw(session: Session, items: list[Json]) -> None:
@@ -47,24 +101,30 @@ def _draw(session: Session, items: list[Json]) -> None:
 
 def export(
     session: Session,
-    job: JobArgument,
+    checkpoint: CheckpointArgument,
     target: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to; default: NAME-step.safetensors.")
+        Path | None, typer.Option("--output", "-o", help="A folder, or one file NAME.safetensors. Default: JOB-stepN.")
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Of the checkpoint; default: the newest.")] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", help="Id of the checkpoint, or the end of one.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    kind: Annotated[
+        Format, typer.Option("--format", help="Our canonical names, or what `transformers` loads (model gpt).")
+    ] = "safetensors",
+    dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Of the weights; default: as stored.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
 ) -> None:
-    """Write the weights of a checkpoint as one safetensors file with canonical names."""
-    job_id = session.job(job)
-    chosen = session.checkpoint(job_id, checkpoint) if checkpoint else _newest(session.checkpoints(job_id), step)
-    target = target or Path(f"{short_id(job_id)}-step{chosen['step']}.safetensors")
+    """Write the weights of a checkpoint with config.json and the tokenizer, or alone as one safetensors file."""
+    chosen = named_checkpoint(session, checkpoint)
+    target = target or Path(f"{short_id(chosen['job_id'])}-step{chosen['step']}")
+    alone = target.suffix == ".safetensors"
+    if alone and kind == "transformers":
+        raise BadInput("The transformers format is a folder; give one with -o.")
     if target.exists() and not force:
         raise BadInput(f"{target} exists; give another name with -o, or --force.")
-    count = _download(session, f"/v1/checkpoints/{chosen['id']}/export", target)
-    result = {"checkpoint": chosen["id"], "step": chosen["step"], "file": str(target), "bytes": count}
+    path = f"/v1/checkpoints/{chosen['id']}/export"
+    if alone:
+        count = download_file(session, path, target, dtype=dtype)
+    else:
+        count = download_folder(session, path, target, dtype=dtype, format=FOLDER_OF[kind])
+    result = {"checkpoint": chosen["id"], "step": chosen["step"], "file": str(target), "bytes": count, "format": kind}
     session.output.result(
         result, lambda: session.output.say(f"Wrote {target}, {bytes_text(count)}, step {chosen['step']}.")
     )
@@ -78,18 +138,3 @@ def _newest(items: list[Json], step: int | None) -> Json:
         steps = ", ".join(str(item["step"]) for item in usable)
         raise CommandError(f"There is no such checkpoint; usable ones stand at step: {steps or 'none'}.")
     return max(found, key=lambda item: (item["step"], item["attempt"]))
-
-
-def _download(session: Session, path: str, target: Path) -> int:
-    part = target.with_name(target.name + ".part")
-    count = 0
-    try:
-        with session.client.bytes_of(path) as (length, pieces), part.open("wb") as file:
-            for piece in pieces:
-                count += file.write(piece)
-        if length is not None and count != length:
-            raise CommandError(f"The download ended after {count} of {length} bytes; try again.")
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-    return count

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from server.cli import preflight
 from server.cli.client import Json
 from server.cli.connection import Session
 from server.cli.follow import follow, is_at_rest, wait_for
@@ -218,6 +219,7 @@ def resume(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="Id, or the end of one; default: the newest verified.")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would read and need.")] = False,
     follow_it: Follow = False,
 ) -> None:
     """Go on from a checkpoint, also with other ranks, stage or more steps: the bits stay the same."""
@@ -228,8 +230,20 @@ def resume(
         "train": None if steps is None else {"steps": steps},
         "checkpoint": None if checkpoint is None else session.checkpoint(job_id, checkpoint)["id"],
     }
-    answer = session.client.post(f"/v1/jobs/{job_id}/resume", {k: v for k, v in body.items() if v is not None})
+    asked = {name: value for name, value in body.items() if value is not None}
+    found = preflight.ask(session, job_id, asked)
+    if dry_run:
+        session.output.result(found, lambda: _say_preflight(session, found))
+        return
+    if session.output.terminal:
+        _say_preflight(session, found)
+    answer = session.client.post(f"/v1/jobs/{job_id}/resume", asked)
     if follow_it:
         follow(session, job_id)
         return
     session.output.result(answer, lambda: _say_states(session, [answer]))
+
+
+def _say_preflight(session: Session, found: Json | None) -> None:
+    for line in ["Its model is not known before it is built."] if found is None else preflight.lines(found):
+        session.output.say(line)

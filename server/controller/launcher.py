@@ -20,13 +20,15 @@ from server.controller.cluster import Cluster, ClusterUnavailable, Launch, NoCap
 from server.controller.leader import Leadership
 from server.controller.stage import Resolve
 from server.controller.storekeeper import Storekeeper
-from server.db import Database
+from server.db import Database, Tx
 from server.ids import new_id
-from server.rows import attempts, checkpoints, jobs
+from server.preflight import passed_over
+from server.rows import attempts, checkpoints, events, jobs
 from server.settings import Settings
 from server.states import Status
 from workers.contract import AttemptId, JobId, LaunchOrder, Rank, ResumeFrom
 from workers.spec import JobSpec
+from zero_engine.store import StoreError
 
 log = logging.getLogger("shardyard.launcher")
 Device = Literal["cpu", "cuda"]
@@ -49,6 +51,7 @@ class Prepared:
     spec: JobSpec  # stage is a number
     device: Device
     point: checkpoints.CheckpointRef | None
+    passed: tuple[checkpoints.CheckpointRef, ...] = ()  # damaged ones that are newer than the point
 
 
 class Launcher:
@@ -84,6 +87,20 @@ class Launcher:
 
     async def launch(self, launch: Launch) -> None:
         """Ask the cluster, and write down what came of it. An answer that got lost is found by looking, not here."""
+        card = asyncio.create_task(self._storekeeper.describe(launch.job_id))
+        try:
+            await self._ask(launch)
+        finally:
+            await self._written(launch, card)
+
+    async def _written(self, launch: Launch, card: asyncio.Task[None]) -> None:
+        """A store that is away now gets the card with the next launch; the ranks wait for it with their first save."""
+        try:
+            await card
+        except StoreError as error:
+            log.warning("job.card_unwritten job=%s error=%s", launch.job_id, error)
+
+    async def _ask(self, launch: Launch) -> None:
         try:
             await asyncio.to_thread(self._cluster.launch, launch)
         except NoCapacity as error:
@@ -115,7 +132,9 @@ class Launcher:
             spec = await asyncio.to_thread(self._resolve, job.job_spec(), start)
         except Exception as error:  # whatever keeps it from being planned keeps it from running
             return Refused("spec_invalid", {"message": str(error)})
-        return Prepared(job, spec, cast(Device, start.device), point)
+        named = point is not None and point.id == job.resume_checkpoint
+        passed = () if named else tuple(passed_over(existing, point))
+        return Prepared(job, spec, cast(Device, start.device), point, passed)
 
     def _launch(self, prepared: Prepared, report_url: str) -> Launch:
         attempt_id = AttemptId(new_id())
@@ -181,7 +200,19 @@ class Launcher:
                 tx, job.id, Status.STARTING, actor="controller", reason="starting", data=data, attempt=launch.fence
             )
             assert moved is Status.QUEUED, f"job {job.id} moved while it was locked"
+            await self._tell_fallback(tx, prepared, launch.fence)
         return True
+
+    async def _tell_fallback(self, tx: Tx, prepared: Prepared, attempt: int) -> None:
+        """Why the attempt begins further back than its job has come."""
+        if not prepared.passed:
+            return
+        step = prepared.point.step if prepared.point else 0
+        why = "; ".join(f"that of step {each.step}: {each.problem or each.status}" for each in prepared.passed[:3])
+        message = f"Attempt {attempt} begins at step {step}, since newer checkpoints are damaged: {why}"
+        await events.append(
+            tx, prepared.job.id, "resume.fallback", message, actor="controller", attempt=attempt, data={"step": step}
+        )
 
     async def _fail(self, job_id: JobId, refused: Refused) -> None:
         async with self._leadership.write() as tx:

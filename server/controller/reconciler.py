@@ -21,6 +21,7 @@ from server.controller.launcher import Launcher
 from server.controller.leader import Leadership, LeaseLost
 from server.controller.ray_head import HeadFailed
 from server.controller.scheduler import plan
+from server.controller.scrubber import Scrubber
 from server.controller.snapshot import Snapshot
 from server.controller.stage import Resolve
 from server.controller.storekeeper import Storekeeper
@@ -47,6 +48,7 @@ class Memory:
     unknown_since: dict[AttemptId, datetime] = field(default_factory=dict)
     signed_at: datetime | None = None  # when signs of life were last written
     nodes: tuple[Node, ...] | None = None  # as last written
+    surveyed: bool = False  # the store was looked through for jobs that a new database does not know
 
 
 class Reconciler:
@@ -71,6 +73,8 @@ class Reconciler:
         self._policy = loading.policy_of(settings)
         self.leadership = Leadership(database, holder, settings.leader_lease_seconds)
         self._storekeeper = Storekeeper(database, settings, self.leadership, open_store)
+        self._scrubber = Scrubber(database, settings, self.leadership, open_store)
+        self._scrub: asyncio.Task[None] | None = None  # apart from `_busy`: a look never waits for it
         self._applier = Applier(
             cluster,
             self.leadership,
@@ -102,6 +106,7 @@ class Reconciler:
             except Exception:  # the loop must outlive every look
                 log.exception("controller.tick_failed")
             await self._pause(stop)
+        self._scrubber.stop()
         await self.settle()
 
     async def _pause(self, stop: asyncio.Event) -> None:
@@ -115,6 +120,7 @@ class Reconciler:
         """Wait for everything that is under way."""
         running = self._applier.running
         await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        await asyncio.gather(*([self._scrub] if self._scrub else []), return_exceptions=True)
         await asyncio.gather(*running.launching.values(), *running.deleting.values(), return_exceptions=True)
 
     async def tick(self) -> bool:
@@ -128,8 +134,10 @@ class Reconciler:
         await self._note(snapshot.cluster, loaded)
         for key, commands in _grouped(plan(snapshot, self._clock())).items():
             self._begin(key, self._carry_out(commands))
-        if self._unsettled or snapshot.attempts:
+        if self._unsettled or snapshot.attempts or not self._memory.surveyed:
             self._begin("store", self._keep_store())
+        if self._scrubber.is_due and (self._scrub is None or self._scrub.done()):
+            self._scrub = asyncio.create_task(self._read_back(), name="scrub")
         if self._busy:
             await asyncio.wait(self._busy.values(), timeout=PATIENCE_SECONDS)
         self._unsettled = bool(snapshot.attempts)
@@ -215,11 +223,22 @@ class Reconciler:
 
     async def _keep_store(self) -> None:
         try:
+            if not self._memory.surveyed:
+                await self._storekeeper.recover()
+                self._memory.surveyed = True
             await self._storekeeper.retain()
         except LeaseLost:
             log.warning("controller.lease_lost command=retain")
         except Exception:  # a store that is away must not stop the loop
             log.exception("controller.storekeeping_failed")
+
+    async def _read_back(self) -> None:
+        try:
+            await self._scrubber.work()
+        except LeaseLost:
+            log.warning("controller.lease_lost command=scrub")
+        except Exception:  # the loop must outlive every reading
+            log.exception("controller.scrub_failed")
 
     def _in_haste(self, snapshot: Snapshot) -> bool:
         busy = (AttemptStatus.STARTING, AttemptStatus.STOPPING)

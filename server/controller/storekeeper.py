@@ -11,11 +11,13 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from server import recovery
 from server.controller import checkpoint_files, spools
 from server.controller.checkpoint_files import OpenStore
 from server.controller.leader import Leadership
 from server.controller.retention import ALWAYS_KEPT, Keeping, Kept, removable
 from server.db import Database, Tx
+from server.job_card import CARD_FILE
 from server.models import Attempt, Checkpoint, Job, ReportSeq
 from server.rows import checkpoints, events, jobs, needs
 from server.settings import Settings
@@ -48,6 +50,21 @@ class Storekeeper:
         if found:
             async with self._leadership.write() as tx:
                 await _record_found(tx, job_id, found)
+
+    async def describe(self, job_id: str) -> None:
+        """Write the job's card into its store, so that a new database can know the job. Raises StoreError."""
+        async with self._database.read() as connection:
+            card = await jobs.card(connection, job_id)
+        if card is not None:
+            await asyncio.to_thread(self._store(job_id).put, CARD_FILE, card.encode())
+
+    async def recover(self) -> None:
+        """Fill a database that knows no job with what the store has. Raises StoreError."""
+        if await recovery.is_new(self._database):
+            write = self._leadership.write
+            found = await recovery.recover(self._database, self._settings, self._open_store, write)
+            if found:
+                log.info("job.recovered jobs=%s", found)
 
     async def retain(self) -> None:
         """Apply the retention of every job that has more checkpoints than it keeps, and finish removals cut short."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from starlette.responses import StreamingResponse
 
 from server.auth import Member, Viewer, check_owner
 from server.errors import ApiError, not_found
+from server.exporting import Archive, Dtype, Format, archive
 from server.routes.state import ERRORS, CheckpointKey, Db, TheSettings
-from server.rows import checkpoints, events, jobs
+from server.rows import checkpoints, jobs, readings
+from server.rows.readings import Reading
 from server.views import CheckpointView, VerifyResult
 from workers.object_store import open_store
 from zero_engine import catalog
@@ -20,6 +22,8 @@ from zero_engine.manifest import CheckpointError
 from zero_engine.store import StoreError
 
 router = APIRouter(prefix="/v1/checkpoints/{checkpoint_id}", tags=["checkpoints"], responses=ERRORS)
+
+BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 
 async def _view(database: Db, checkpoint_id: str) -> CheckpointView:
@@ -50,25 +54,9 @@ async def verify(checkpoint_id: CheckpointKey, who: Member, database: Db, settin
         found = await asyncio.to_thread(lambda: catalog.verify(open_store(url), view.folder))
     except StoreError as error:
         raise ApiError(503, f"The store does not answer: {error}", code="store_unavailable") from error
-    bad = [s.rank for s in view.shards if any(s.file in problem for problem in found.problems)]
-    said = f"{found.bytes_read:,} bytes are as they were written." if found.ok else "; ".join(found.problems)[:500]
+    said = Reading(found.problems, frozenset(found.bad_ranks), found.bytes_read)
     async with database.write() as tx:
-        await checkpoints.set_status(
-            tx,
-            checkpoint_id,
-            "verified" if found.ok else "corrupt",
-            problem="; ".join(found.problems)[:2000] or None,
-            bad_shards=dict.fromkeys(bad, "corrupt"),
-        )
-        await events.append(
-            tx,
-            view.job_id,
-            "checkpoint.verified" if found.ok else "checkpoint.corrupt",
-            f"Checkpoint of step {view.step}: {said}",
-            actor=f"user:{who.name}",
-            attempt=view.attempt,
-            data={"step": view.step, "folder": view.folder},
-        )
+        await readings.conclude(tx, checkpoint_id, said, actor=f"user:{who.name}")
     return VerifyResult(checkpoint=await _view(database, checkpoint_id), ok=found.ok, problems=list(found.problems))
 
 
@@ -76,22 +64,36 @@ async def verify(checkpoint_id: CheckpointKey, who: Member, database: Db, settin
     "/export",
     operation_id="exportCheckpoint",
     response_class=StreamingResponse,
-    responses={200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}},
+    responses={200: {"content": {"application/octet-stream": BINARY, "application/x-tar": BINARY}}},
 )
 async def export(
     checkpoint_id: CheckpointKey,
     who: Viewer,
     database: Db,
     settings: TheSettings,
-    dtype: Annotated[Literal["fp32", "bf16", "fp16"] | None, Query(description="default: as stored")] = None,
+    dtype: Annotated[Dtype | None, Query(description="of the weights; default: as stored")] = None,
+    format: Annotated[
+        Format,
+        Query(
+            description="safetensors: one file; folder: a tar with config.json and the tokenizer too; transformers: a "
+            "tar of the folder that the library of that name loads (model gpt)"
+        ),
+    ] = "safetensors",
 ) -> StreamingResponse:
-    """The weights as one safetensors file with canonical names; every block is verified as it is read."""
+    """The weights with canonical names, tied ones once, alone or with what reads them; every block is verified."""
     view = await _view(database, checkpoint_id)
-    url = settings.job_store(view.job_id)
+    async with database.read() as connection:
+        job = await jobs.get(connection, view.job_id)
+    if job is None:
+        raise not_found("checkpoint", checkpoint_id)
+    url, spec = settings.job_store(view.job_id), job.job_spec()
 
-    def prepare() -> Export:
+    def prepare() -> Export | Archive:
         store = open_store(url)
-        return Export(store, catalog.read_manifest(store, view.folder), dtype)
+        manifest = catalog.read_manifest(store, view.folder)
+        if format == "safetensors":
+            return Export(store, manifest, dtype)
+        return archive(store, manifest, spec, format, dtype)
 
     try:
         ready = await asyncio.to_thread(prepare)
@@ -99,8 +101,9 @@ async def export(
         raise ApiError(409, f"The checkpoint cannot be exported: {error}", code="checkpoint_unreadable") from error
     except StoreError as error:
         raise ApiError(503, f"The store does not answer: {error}", code="store_unavailable") from error
+    kind, ending = ("octet-stream", "safetensors") if format == "safetensors" else ("x-tar", "tar")
     headers = {
         "Content-Length": str(ready.num_bytes),
-        "Content-Disposition": f'attachment; filename="model-step-{view.step}.safetensors"',
+        "Content-Disposition": f'attachment; filename="model-step-{view.step}.{ending}"',
     }
-    return StreamingResponse(ready.pieces(), media_type="application/octet-stream", headers=headers)
+    return StreamingResponse(ready.pieces(), media_type=f"application/{kind}", headers=headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -12,9 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
 from server.ids import new_id
-from server.models import Checkpoint, CheckpointShard, Job
+from server.models import Attempt, Checkpoint, CheckpointShard, Job
 from server.rows import needs
 from server.rows.numbers import join, split
+from server.states import AttemptStatus
 from server.views import CheckpointShardView, CheckpointView, NeededBy
 from workers.contract import CheckpointRecord
 
@@ -39,6 +40,14 @@ class CheckpointRef:
     verified_at: datetime | None
 
 
+@dataclass(frozen=True)
+class KnownJob:
+    """What the database says of a job's store."""
+
+    running_fence: int = 0  # number of the attempt that may still write; 0: none does
+    folders: Mapping[str, str] = field(default_factory=dict)  # status of each checkpoint's row, by folder
+
+
 _REF = [getattr(Checkpoint, name) for name in CheckpointRef.__dataclass_fields__]
 
 
@@ -54,7 +63,7 @@ async def record(tx: Tx, job_id: str, attempt: int, report: CheckpointRecord) ->
             attempt=attempt,
             step=report.step,
             folder=report.folder,
-            status="verified",  # its writers checked what they wrote before the manifest was published
+            status="complete",  # verified is what was read back
             ranks=report.ranks,
             stage=report.stage,
             bytes=sum(shard.bytes for shard in report.shards),
@@ -125,6 +134,18 @@ async def _usable(connection: AsyncConnection, checkpoint_id: str | None) -> Che
     return found if found is not None and found.status in USABLE else None
 
 
+async def known_folders(connection: AsyncConnection) -> dict[str, KnownJob]:
+    """What the database says of every job's store."""
+    rows = (await connection.execute(select(Checkpoint.job_id, Checkpoint.folder, Checkpoint.status))).all()
+    folders: dict[str, dict[str, str]] = {}
+    for row in rows:
+        folders.setdefault(row.job_id, {})[row.folder] = row.status
+    living = select(Attempt.job_id, Attempt.number).where(Attempt.status != AttemptStatus.RELEASED)
+    fences = {row.job_id: row.number for row in (await connection.execute(living)).all()}
+    ids = (await connection.execute(select(Job.id))).scalars()
+    return {job_id: KnownJob(fences.get(job_id, 0), folders.get(job_id, {})) for job_id in ids}
+
+
 async def find(connection: AsyncConnection, checkpoint_id: str) -> CheckpointRef | None:
     """One checkpoint, or None."""
     row = (await connection.execute(select(*_REF).where(Checkpoint.id == checkpoint_id))).one_or_none()
@@ -148,23 +169,9 @@ async def views(
     return [_view(row, shards.get(row.id, []), needed) for row in rows]
 
 
-async def set_status(
-    tx: Tx,
-    checkpoint_id: str,
-    status: CheckpointStatus,
-    *,
-    problem: str | None = None,
-    bad_shards: Mapping[int, Literal["missing", "corrupt"]] | None = None,
-) -> None:
-    """Mark a checkpoint and, by rank, its bad shards."""
+async def set_status(tx: Tx, checkpoint_id: str, status: CheckpointStatus, *, problem: str | None = None) -> None:
+    """Set what a checkpoint is, without having read it; see `readings.py` for what a reading found."""
     await tx.execute(update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(status=status, problem=problem))
-    of_checkpoint = CheckpointShard.checkpoint_id == checkpoint_id
-    if status == "verified":
-        await tx.execute(update(CheckpointShard).where(of_checkpoint).values(status="ok"))
-    for rank, shard_status in (bad_shards or {}).items():
-        await tx.execute(
-            update(CheckpointShard).where(of_checkpoint, CheckpointShard.rank == rank).values(status=shard_status)
-        )
     found = await find(tx.connection, checkpoint_id)
     tx.changed("checkpoints", None if found is None else found.job_id)
 

@@ -17,6 +17,7 @@ from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
+from server.job_card import JobCard
 from server.models import Job, JobTag
 from server.reasons import sentence
 from server.rows import checkpoints, events
@@ -100,36 +101,9 @@ def fold(name: str) -> str:
 async def create(tx: Tx, new: NewJob) -> None:
     """Insert a queued job with its event."""
     spec = new.spec
-    await tx.execute(
-        insert(Job).values(
-            id=new.id,
-            name=spec.name,
-            name_folded=fold(spec.name),
-            tags=spec.tags,
-            owner=new.owner,
-            spec=spec.model_dump(mode="json"),
-            spec_yaml=new.spec_yaml,
-            model_kind=spec.model.kind,
-            chunk=spec.chunk,
-            micro_batches=spec.train.micro_batches,
-            ranks=spec.resources.ranks,
-            stage=new.stage,
-            steps=spec.train.steps,
-            priority=spec.priority,
-            plan=None if new.plan is None else dict(new.plan),
-            cloned_from=new.cloned_from,
-            forked_from=new.fork.checkpoint_id if new.fork else None,
-            fork_step=new.fork.step if new.fork else None,
-            step=new.fork.step if new.fork else 0,
-            status=Status.QUEUED,
-            desired=Desired.RUN,
-            reason="submitted",
-            created_at=tx.now,
-            updated_at=tx.now,
-            queued_at=tx.now,
-            sparkline_stride=stride(spec.train.steps),
-        )
-    )
+    start = {"step": new.fork.step if new.fork else 0, "created_at": tx.now}
+    waiting = {"status": Status.QUEUED, "desired": Desired.RUN, "reason": "submitted"}
+    await tx.execute(insert(Job).values(**_columns(new), **waiting, **start, updated_at=tx.now, queued_at=tx.now))
     await set_tags(tx, new.id, spec.tags)
     await events.append(
         tx,
@@ -144,6 +118,45 @@ async def create(tx: Tx, new: NewJob) -> None:
     tx.changed("job", new.id)
     tx.changed("queue")
     tx.work()
+
+
+async def recreate(tx: Tx, new: NewJob, chunk: int, created_at: datetime, attempt: int, step: int) -> bool:
+    """Insert a job that the store knows, at rest; `attempt` is the number of its last one. False: it is there."""
+    columns = {**_columns(new), "chunk": chunk, "attempt": attempt, "step": step, "created_at": created_at}
+    resting = {"status": Status.CANCELLED, "desired": Desired.RUN, "reason": "recovered", "reason_data": {"step": step}}
+    times = {"updated_at": tx.now, "queued_at": tx.now, "ended_at": tx.now}
+    statement = tx.insert(Job).values(**columns, **resting, **times).on_conflict_do_nothing(index_elements=["id"])
+    if (await tx.execute(statement.returning(Job.id))).one_or_none() is None:
+        return False
+    await set_tags(tx, new.id, new.spec.tags)
+    tx.changed("job", new.id)
+    return True
+
+
+def _columns(new: NewJob) -> dict[str, Any]:
+    """What a spec says about a job."""
+    spec = new.spec
+    return {
+        "id": new.id,
+        "name": spec.name,
+        "name_folded": fold(spec.name),
+        "tags": spec.tags,
+        "owner": new.owner,
+        "spec": spec.model_dump(mode="json"),
+        "spec_yaml": new.spec_yaml,
+        "model_kind": spec.model.kind,
+        "chunk": spec.chunk,
+        "micro_batches": spec.train.micro_batches,
+        "ranks": spec.resources.ranks,
+        "stage": new.stage,
+        "steps": spec.train.steps,
+        "priority": spec.priority,
+        "plan": None if new.plan is None else dict(new.plan),
+        "cloned_from": new.cloned_from,
+        "forked_from": new.fork.checkpoint_id if new.fork else None,
+        "fork_step": new.fork.step if new.fork else None,
+        "sparkline_stride": stride(spec.train.steps),
+    }
 
 
 def _origin(new: NewJob) -> Data:
@@ -167,6 +180,24 @@ async def get(connection: AsyncConnection, job_id: str) -> JobRecord | None:
     """One job, or None."""
     row = (await connection.execute(select(*_COLUMNS).where(Job.id == job_id))).one_or_none()
     return None if row is None else _record(row)
+
+
+async def existing(connection: AsyncConnection, job_ids: Collection[str]) -> set[str]:
+    """Those of `job_ids` that there are."""
+    return set((await connection.execute(select(Job.id).where(Job.id.in_(job_ids)))).scalars())
+
+
+async def any_exists(connection: AsyncConnection) -> bool:
+    """Whether there is any job."""
+    return (await connection.execute(select(Job.id).limit(1))).one_or_none() is not None
+
+
+async def card(connection: AsyncConnection, job_id: str) -> JobCard | None:
+    """What the job's store is told of it, or None when it is gone."""
+    names = ("id", "owner", "created_at", "spec", "spec_yaml", "chunk", "cloned_from", "forked_from", "fork_step")
+    statement = select(*(getattr(Job, name) for name in names)).where(Job.id == job_id)
+    row = (await connection.execute(statement)).one_or_none()
+    return None if row is None else JobCard(**row._mapping)
 
 
 async def submitted_text(connection: AsyncConnection, job_id: str) -> str | None:

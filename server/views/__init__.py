@@ -19,10 +19,12 @@ from server.views.preflight import PassedOver, PreflightView
 from server.views.problems import FieldProblem, Problem
 from server.views.series import MetricsView, NonFiniteMark, PointView, SeriesNamesView, SeriesStatsView, SeriesView
 from server.views.service import FeedChange, HealthView, MeView, Role, Topic
+from server.views.store import AdoptedView, OrphansView, OrphanView
 from server.views.view import Item, Page, ReasonView, View
 
 __all__ = [
     "ActionResult",
+    "AdoptedView",
     "AttemptView",
     "BulkResult",
     "CheckpointShardView",
@@ -55,6 +57,8 @@ __all__ = [
     "NodeView",
     "NodesView",
     "NonFiniteMark",
+    "OrphanView",
+    "OrphansView",
     "Page",
     "PassedOver",
     "PendingPlan",

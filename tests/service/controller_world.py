@@ -64,7 +64,7 @@ class World:
     @classmethod
     async def build(cls, folder: Path, url: str, nodes: tuple[Node, ...], **settings: Any) -> World:
         clock = Clock()
-        chosen = Settings(data_dir=folder, database_url=url, **settings)
+        chosen = Settings(data_dir=folder, database_url=url, **{"scrub_bytes_per_second": 0, **settings})
         database = Database.open(chosen.database, clock=clock)
         loop = asyncio.get_running_loop()
 

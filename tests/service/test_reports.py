@@ -229,7 +229,7 @@ async def test_a_checkpoint_said_twice_is_one_row(api: Api) -> None:
     await rank.report(api, checkpoint(10))
     await rank.report(api, checkpoint(10))
     (found,) = (await api.admin.get(f"/v1/jobs/{job['id']}/checkpoints")).json()["items"]
-    assert (found["step"], found["bytes"], len(found["shards"]), found["status"]) == (10, 200, 2, "verified")
+    assert (found["step"], found["bytes"], len(found["shards"]), found["status"]) == (10, 200, 2, "complete")
     events = (await api.admin.get(f"/v1/jobs/{job['id']}/events")).json()["items"]
     assert [e["action"] for e in events].count("checkpoint.saved") == 1
 
@@ -248,7 +248,7 @@ async def test_a_checkpoint_that_a_rank_refused_is_marked_and_named(api: Api) ->
     }
     await rank.report(api, refused)
     items = (await api.admin.get(f"/v1/jobs/{job['id']}/checkpoints")).json()["items"]
-    assert [(c["step"], c["status"]) for c in items] == [(20, "corrupt"), (10, "verified")]
+    assert [(c["step"], c["status"]) for c in items] == [(20, "corrupt"), (10, "complete")]
     assert "block 3" in items[0]["problem"]
 
 

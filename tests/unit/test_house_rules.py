@@ -24,6 +24,7 @@ SERVER_MAY_IMPORT = {
     "workers.spec",
     "workers.process_table",
     "workers.spool_sender",
+    "workers.transformers_folder",
     "zero_engine.config",
     "zero_engine.layout",
     "zero_engine.plan",
@@ -159,6 +160,7 @@ FRESH = [
     "workers.planner",
     "workers.object_store",
     "workers.process_table",
+    "workers.transformers_folder",
     *(f"zero_engine.{name}" for name in TORCH_FREE_ENGINE),
 ]
 

@@ -55,6 +55,7 @@ def test_the_shortest_useful_spec_has_five_lines_and_the_designs_defaults() -> N
         "context": 256,
         "dropout": 0.0,
         "tied": True,
+        "start": None,
     }
     assert spec.checkpoint.model_dump() == {
         "every": 50,

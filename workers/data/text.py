@@ -16,8 +16,8 @@ from workers.data.cache import Note, files_key, noted, published
 from workers.data.documents import content_key, document_files, read_documents, split
 from workers.data.errors import DataError
 from workers.data.token_file import TokenFile, file_hash, open_tokens, write_tokens
-from workers.data.tokenizer import train_tokenizer
-from workers.spec import TextData
+from workers.data.tokenizer import tokenizer_for
+from workers.spec import FileTokenizer, TextData
 
 FORMAT = "2"  # rises when the same text would give other tokens
 PREPARED_FILE = "prepared.json"
@@ -41,7 +41,7 @@ def prepare_text(spec: TextData, cache: Path, announce: Callable[[str], None] = 
     Unchanged files are not even read again. Raises DataError when the text cannot give what the spec asks for.
     """
     files = document_files(spec.path)
-    settings = (FORMAT, version("tokenizers"), spec.tokenizer.model_dump_json())
+    settings = (FORMAT, version("tokenizers"), _identity(spec))
 
     def prepare() -> Note:
         contents = read_documents(files)
@@ -61,6 +61,16 @@ def prepare_text(spec: TextData, cache: Path, announce: Callable[[str], None] = 
     return _opened(cache / "text" / str(note["folder"]))
 
 
+def _identity(spec: TextData) -> str:
+    """What of the tokenizer decides about the tokens; of a file its content, wherever it lies."""
+    if not isinstance(spec.tokenizer, FileTokenizer):
+        return spec.tokenizer.model_dump_json()
+    try:
+        return "file " + file_hash(Path(spec.tokenizer.path))
+    except OSError as error:
+        raise DataError(f"data.tokenizer.path {spec.tokenizer.path} cannot be read: {error.strerror}") from error
+
+
 @dataclass(frozen=True)
 class _Summary:
     content_hash: str
@@ -70,7 +80,7 @@ class _Summary:
 
 def _fill(folder: Path, spec: TextData, contents: list[bytes]) -> None:
     parts = split(contents)
-    tokenizer = train_tokenizer(spec.tokenizer, parts.train)
+    tokenizer = tokenizer_for(spec.tokenizer, parts.train)
     tokenizer.save(folder / "tokenizer.json")
     for name, documents in (("train", parts.train), ("validation", parts.validation)):
         write_tokens(folder / f"{name}.bin", tokenizer.encode(documents), tokenizer.vocabulary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.data.errors import DataError
-from workers.spec import BpeTokenizer, CharTokenizer
+from workers.spec import BpeTokenizer, CharTokenizer, FileTokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -32,9 +33,43 @@ class Tokenizer(Protocol):
         """Write it as a file that `tokenizers` reads."""
 
 
-def train_tokenizer(spec: BpeTokenizer | CharTokenizer, documents: Sequence[str]) -> Tokenizer:
-    """A tokenizer for these documents. Raises DataError when the text is too small for the vocabulary asked for."""
-    return ByteTokenizer() if isinstance(spec, CharTokenizer) else BytePairTokenizer(_trained(spec, documents))
+def tokenizer_for(spec: BpeTokenizer | CharTokenizer | FileTokenizer, documents: Sequence[str]) -> Tokenizer:
+    """A tokenizer for these documents: trained on them, or as the file has it.
+
+    Raises DataError when the text is too small for the vocabulary asked for, or the file is no tokenizer.
+    """
+    match spec:
+        case CharTokenizer():
+            return ByteTokenizer()
+        case FileTokenizer(path=path):
+            return _from_file(Path(path))
+        case BpeTokenizer():
+            return BytePairTokenizer(_trained(spec, documents))
+
+
+def vocabulary_in(path: str) -> int:
+    """Token ids of a tokenizer's file, without loading it. Raises DataError."""
+    try:
+        data = json.loads(Path(path).read_text())
+        if data.get("type") == "bytes":
+            return ByteTokenizer.vocabulary
+        special = [item["id"] for item in data.get("added_tokens", [])]
+        return 1 + max(int(each) for each in [*data["model"]["vocab"].values(), *special])
+    except OSError as error:
+        raise DataError(f"data.tokenizer.path {path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"data.tokenizer.path {path} is no tokenizer that `tokenizers` wrote") from error
+
+
+def _from_file(path: Path) -> Tokenizer:
+    if vocabulary_in(str(path)) == ByteTokenizer.vocabulary and json.loads(path.read_text()).get("type") == "bytes":
+        return ByteTokenizer()
+    from tokenizers import Tokenizer as HuggingFace
+
+    try:
+        return BytePairTokenizer(HuggingFace.from_file(str(path)))
+    except Exception as error:  # `tokenizers` raises plain Exceptions
+        raise DataError(f"data.tokenizer.path {path} cannot be loaded: {error}") from error
 
 
 def _trained(spec: BpeTokenizer, documents: Sequence[str]) -> HuggingFaceTokenizer:
@@ -69,7 +104,8 @@ class BytePairTokenizer:
         self._tokenizer.encode_special_tokens = True  # the separator's name inside a text is text
         self.vocabulary = tokenizer.get_vocab_size()
         separator = tokenizer.token_to_id(END_OF_TEXT)
-        assert separator is not None, "trained with the separator as a special token"
+        if separator is None:
+            raise DataError(f"the tokenizer has no {END_OF_TEXT}, which separates documents")
         self.separator = separator
 
     def encode(self, documents: Iterable[str]) -> Iterator[NDArray[np.uint32]]:

@@ -8,11 +8,23 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from workers.transformers_folder import WEIGHTS_FILE, own_name
+
 GPT_DEVIATION = 0.02
+
+
+class StartError(ValueError):
+    """The folder that a spec begins with does not fit it."""
+
+    code = "spec_invalid"
+
 
 Values = Callable[[str, Tensor], None]  # writes the first values of one parameter, by its name
 
@@ -46,6 +58,29 @@ def mlp_values(seed: int) -> Values:
             parameter.zero_()
         else:
             _normal(parameter, seed, name, math.sqrt(2 / parameter.shape[1]))
+
+    return write
+
+
+def folder_values(folder: Path) -> Values:
+    """Those of a folder that `transformers` wrote, one tensor at a time. Raises StartError when one does not fit."""
+    file = folder / WEIGHTS_FILE
+    try:
+        tensors: Any = safe_open(file, framework="pt")
+        found: list[str] = tensors.keys()
+        names = {own_name(name): name for name in found}
+    except (OSError, SafetensorError) as error:
+        raise StartError(f"model.start {file} cannot be read: {error}") from error
+
+    def write(name: str, parameter: Tensor) -> None:
+        if name not in names:
+            raise StartError(f"model.start {file} has no {name}")
+        value = tensors.get_tensor(names[name])
+        if value.shape != parameter.shape:
+            raise StartError(
+                f"model.start: {name} is {list(value.shape)} in {file}, {list(parameter.shape)} by the spec"
+            )
+        parameter.copy_(value)
 
     return write
 

@@ -73,6 +73,9 @@ class GptModel(SpecModel):
     context: Annotated[int, Field(ge=2, le=2**20, description="tokens per sequence")] = 256
     dropout: Annotated[Fraction, Field(description="probability, in embedding, attention and residual branches")] = 0.0
     tied: Annotated[bool, Field(description="the output projection shares the token embedding")] = True
+    start: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None, description="folder with the first weights, as `shardyard export --format transformers` writes it"
+    )
 
     @model_validator(mode="after")
     def heads_divide_hidden(self) -> Self:
@@ -135,12 +138,21 @@ class BpeTokenizer(SpecModel):
     vocab: Annotated[int, Field(ge=257, le=2**20, description="tokens, the 256 bytes among them")] = 4096
 
 
+class FileTokenizer(SpecModel):
+    """A tokenizer that is there already, as `tokenizers` writes it."""
+
+    kind: Literal["file"]
+    path: Annotated[str, Field(min_length=1, max_length=4096, description="tokenizer.json")]
+
+
 class TextData(SpecModel):
     """Text: `stdlib` (the running Python's standard library), a text file, or a folder of text files."""
 
     kind: Literal["text"]
     path: Annotated[str, Field(min_length=1, max_length=4096, description="`stdlib`, a file or a folder")] = "stdlib"
-    tokenizer: Annotated[BpeTokenizer | CharTokenizer, Field(discriminator="kind")] = BpeTokenizer(kind="bpe")
+    tokenizer: Annotated[BpeTokenizer | CharTokenizer | FileTokenizer, Field(discriminator="kind")] = BpeTokenizer(
+        kind="bpe"
+    )
 
 
 class TokensData(SpecModel):

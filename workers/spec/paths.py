@@ -7,11 +7,16 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from workers.spec.models import JobSpec, PythonModel, TextData, TokensData
+from workers.spec.models import FileTokenizer, GptModel, JobSpec, PythonModel, TextData, TokensData
 from workers.spec.problems import SpecProblem, shown
 
+if TYPE_CHECKING:
+    from workers.transformers_folder import ModelFolder
+
 STDLIB = "stdlib"
+START, TOKENIZER = "/model/start", "/data/tokenizer/path"
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,12 @@ def spec_paths(spec: JobSpec) -> list[SpecPath]:
     found = []
     if isinstance(spec.model, PythonModel):
         found.append(SpecPath("/model/path", spec.model.path))
+    if isinstance(spec.model, GptModel) and spec.model.start is not None:
+        found.append(SpecPath(START, spec.model.start))
     if isinstance(spec.data, TextData) and spec.data.path != STDLIB:
         found.append(SpecPath("/data/path", spec.data.path))
+    if isinstance(spec.data, TextData) and isinstance(spec.data.tokenizer, FileTokenizer):
+        found.append(SpecPath(TOKENIZER, spec.data.tokenizer.path))
     if isinstance(spec.data, TokensData):
         found.append(SpecPath("/data/path", spec.data.path))
         if spec.data.validation is not None:
@@ -41,6 +50,11 @@ def resolve_paths(spec: JobSpec, folder: Path) -> JobSpec:
     model, data = spec.model, spec.data
     if isinstance(model, PythonModel):
         model = model.model_copy(update={"path": _resolved(model.path, folder)})
+    if isinstance(model, GptModel) and model.start is not None:
+        model = model.model_copy(update={"start": _resolved(model.start, folder)})
+    if isinstance(data, TextData) and isinstance(data.tokenizer, FileTokenizer):
+        tokenizer = data.tokenizer.model_copy(update={"path": _resolved(data.tokenizer.path, folder)})
+        data = data.model_copy(update={"tokenizer": tokenizer})
     if isinstance(data, TextData) and data.path != STDLIB:
         data = data.model_copy(update={"path": _resolved(data.path, folder)})
     if isinstance(data, TokensData):
@@ -66,7 +80,32 @@ def path_problems(spec: JobSpec, data_roots: Sequence[Path] | None) -> list[Spec
         message = _refusal(entry, spec, data_roots)
         if message:
             problems.append(SpecProblem(entry.pointer, shown(entry.path), message))
-    return problems or data_problems(spec)
+    return problems or _start_problems(spec) or data_problems(spec)
+
+
+def _start_problems(spec: JobSpec) -> list[SpecProblem]:
+    """A folder of first weights is of the spec's model, tensor by tensor."""
+    if not isinstance(spec.model, GptModel) or spec.model.start is None:
+        return []
+    from workers.data.errors import DataError
+    from workers.planner import vocabulary_of
+    from workers.transformers_folder import FolderError, misfit, read_folder, shapes_in
+
+    try:
+        folder = read_folder(Path(spec.model.start))
+        message = _other_shape(spec.model, folder) or misfit(spec.model, vocabulary_of(spec), shapes_in(folder.weights))
+    except (FolderError, DataError) as error:
+        message = str(error)
+    return [SpecProblem(START, shown(spec.model.start), message)] if message else []
+
+
+def _other_shape(model: GptModel, folder: ModelFolder) -> str | None:
+    """A setting that no tensor's shape shows, or shows only as a number."""
+    for name in ("layers", "hidden", "heads", "context", "tied"):
+        theirs, ours = getattr(folder, name), getattr(model, name)
+        if theirs != ours:
+            return f"model.{name} is {ours} in the spec and {theirs} in the folder; use {theirs}"
+    return None
 
 
 def _refusal(entry: SpecPath, spec: JobSpec, data_roots: Sequence[Path] | None) -> str | None:
@@ -83,6 +122,10 @@ def _refusal(entry: SpecPath, spec: JobSpec, data_roots: Sequence[Path] | None) 
         return "cannot be read: permission denied"
     if entry.pointer == "/model/path" and not stat.S_ISDIR(mode):
         return "must be the folder that holds the module"
+    if entry.pointer == START and not stat.S_ISDIR(mode):
+        return "must be a folder with config.json and model.safetensors"
+    if entry.pointer == TOKENIZER and not stat.S_ISREG(mode):
+        return "must be a tokenizer's file"
     if isinstance(spec.data, TokensData) and entry.pointer.startswith("/data") and not stat.S_ISREG(mode):
         return "must be a file of token ids"
     if stat.S_ISDIR(mode):

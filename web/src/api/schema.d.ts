@@ -93,7 +93,7 @@ export interface paths {
         };
         /**
          * Export checkpoint
-         * @description The weights as one safetensors file with canonical names; every block is verified as it is read.
+         * @description The weights with canonical names, tied ones once, alone or with what reads them; every block is verified.
          */
         get: operations["exportCheckpoint"];
         put?: never;
@@ -761,6 +761,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/store/adopt": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Adopt jobs
+         * @description Write rows for jobs that are in the store and not in the database; each rests until it is resumed.
+         */
+        post: operations["adoptJobs"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/store/orphans": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List orphans
+         * @description Look through the whole store for what no row refers to, and for rows whose files are gone; nothing is removed.
+         */
+        get: operations["listOrphans"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/tokens": {
         parameters: {
             query?: never;
@@ -836,6 +876,19 @@ export interface components {
              * @default 0.1
              */
             weight_decay: number;
+        };
+        /**
+         * AdoptedView
+         * @description Jobs of the store that the database did not know and knows now.
+         * @example {
+         *       "jobs": [
+         *         "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10"
+         *       ]
+         *     }
+         */
+        AdoptedView: {
+            /** Jobs */
+            jobs: string[];
         };
         /**
          * AttemptStatus
@@ -1433,6 +1486,22 @@ export interface components {
             value?: string | null;
         };
         /**
+         * FileTokenizer
+         * @description A tokenizer that is there already, as `tokenizers` writes it.
+         */
+        FileTokenizer: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "file";
+            /**
+             * Path
+             * @description tokenizer.json
+             */
+            path: string;
+        };
+        /**
          * ForkRequest
          * @description A new job that begins with the state of a checkpoint: weights, moments, step, schedule and place in the data.
          * @example {
@@ -1502,6 +1571,12 @@ export interface components {
              * @default 6
              */
             layers: number;
+            /**
+             * Start
+             * @description folder with the first weights, as `shardyard export --format transformers` writes it
+             * @default null
+             */
+            start: string | null;
             /**
              * Tied
              * @description the output projection shares the token embedding
@@ -1774,7 +1849,9 @@ export interface components {
          * @example {
          *       "attempt": 1,
          *       "chunk": 2,
+         *       "error": -0.167,
          *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *       "measured_seconds": 0.42,
          *       "memory": [
          *         {
          *           "buckets": 4200000,
@@ -1792,12 +1869,14 @@ export interface components {
          *       "parameters": 5250000,
          *       "predicted": {
          *         "activation_bytes": 88000000,
+         *         "activation_source": "from the model's shapes, held to a pass on tensors without contents",
          *         "advice": "Stage 1: it sends the least, and of the stages that send as little it needs the fewest bytes.",
          *         "advised_stage": 1,
          *         "chunk": 2,
          *         "device_memory_bytes": 4294967296,
          *         "exact": true,
          *         "fits": true,
+         *         "flops": 31500000000,
          *         "idle_share": 0,
          *         "link_gbps": null,
          *         "micro_batches": 4,
@@ -1819,6 +1898,12 @@ export interface components {
          *             "paper_traffic_bytes": 21000000,
          *             "saving": 0.32,
          *             "stage": 2,
+         *             "step_seconds": {
+         *               "compute": 0.31,
+         *               "exchange": 0.02,
+         *               "total": 0.35,
+         *               "update": 0.02
+         *             },
          *             "total_bytes": 56700000,
          *             "total_traffic_bytes": 21000000,
          *             "traffic": {
@@ -1826,8 +1911,10 @@ export interface components {
          *               "all_to_all/gradients": 10500000
          *             }
          *           }
-         *         ]
+         *         ],
+         *         "step_basis": "Matrix products at the calibrated rate, memory passes at memory bandwidth. On an example machine."
          *       },
+         *       "predicted_seconds": 0.35,
          *       "stage": 2,
          *       "traffic": [
          *         {
@@ -1846,8 +1933,18 @@ export interface components {
             attempt: number | null;
             /** Chunk */
             chunk: number;
+            /**
+             * Error
+             * @description predicted / measured - 1
+             */
+            error?: number | null;
             /** Job Id */
             job_id: string;
+            /**
+             * Measured Seconds
+             * @description median of the attempt's newest steps
+             */
+            measured_seconds?: number | null;
             /**
              * Memory
              * @description index: rank; bytes by category, from the engine
@@ -1858,6 +1955,11 @@ export interface components {
             /** Parameters */
             parameters: number | null;
             predicted: components["schemas"]["PlanView"] | null;
+            /**
+             * Predicted Seconds
+             * @description a step at the attempt's stage, at submit
+             */
+            predicted_seconds?: number | null;
             /** Stage */
             stage: number | null;
             /**
@@ -2955,6 +3057,72 @@ export interface components {
             value: number | string;
         };
         /**
+         * OrphanView
+         * @description Something in the store that no row refers to, or a row whose files are gone.
+         */
+        OrphanView: {
+            /** Bytes */
+            bytes: number;
+            /** Job Id */
+            job_id: string;
+            /**
+             * Kind
+             * @description job: of a job that is not in the database; save, deletion: cut short; checkpoint: published, in no row; file: belongs to no checkpoint; missing: a row without its files
+             * @enum {string}
+             */
+            kind: "job" | "save" | "deletion" | "checkpoint" | "file" | "missing";
+            /**
+             * Meaning
+             * @description what it is, and what becomes of it
+             */
+            meaning: string;
+            /**
+             * Place
+             * @description below the job's folder; empty: the whole folder
+             */
+            place: string;
+        };
+        /**
+         * OrphansView
+         * @description What a look through the whole store found.
+         * @example {
+         *       "at": "2026-11-29T12:01:40Z",
+         *       "items": [
+         *         {
+         *           "bytes": 65536,
+         *           "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *           "kind": "save",
+         *           "meaning": "A save that was never finished; the next release of an attempt of the job removes it.",
+         *           "place": "step-0000000150-attempt-000001"
+         *         }
+         *       ],
+         *       "jobs": 12,
+         *       "store": "/home/ada/.shardyard/checkpoints",
+         *       "truncated": false
+         *     }
+         */
+        OrphansView: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Items */
+            items: components["schemas"]["OrphanView"][];
+            /**
+             * Jobs
+             * @description folders of jobs that were looked through
+             */
+            jobs: number;
+            /** Store */
+            store: string;
+            /**
+             * Truncated
+             * @description there is more than is listed
+             */
+            truncated: boolean;
+        };
+        /**
          * Page[AttemptView]
          * @example {
          *       "items": [
@@ -3165,12 +3333,14 @@ export interface components {
          * @description What a spec would cost, before launch.
          * @example {
          *       "activation_bytes": 88000000,
+         *       "activation_source": "from the model's shapes, held to a pass on tensors without contents",
          *       "advice": "Stage 1: it sends the least, and of the stages that send as little it needs the fewest bytes.",
          *       "advised_stage": 1,
          *       "chunk": 2,
          *       "device_memory_bytes": 4294967296,
          *       "exact": true,
          *       "fits": true,
+         *       "flops": 31500000000,
          *       "idle_share": 0,
          *       "link_gbps": null,
          *       "micro_batches": 4,
@@ -3192,6 +3362,12 @@ export interface components {
          *           "paper_traffic_bytes": 21000000,
          *           "saving": 0.32,
          *           "stage": 2,
+         *           "step_seconds": {
+         *             "compute": 0.31,
+         *             "exchange": 0.02,
+         *             "total": 0.35,
+         *             "update": 0.02
+         *           },
          *           "total_bytes": 56700000,
          *           "total_traffic_bytes": 21000000,
          *           "traffic": {
@@ -3199,7 +3375,8 @@ export interface components {
          *             "all_to_all/gradients": 10500000
          *           }
          *         }
-         *       ]
+         *       ],
+         *       "step_basis": "Matrix products at the calibrated rate, memory passes at memory bandwidth. On an example machine."
          *     }
          */
         PlanView: {
@@ -3208,6 +3385,12 @@ export interface components {
              * @description estimate for one micro-batch; not owned by the engine
              */
             activation_bytes: number | null;
+            /**
+             * Activation Source
+             * @description how the estimate was found, or why there is none
+             * @default
+             */
+            activation_source: string;
             /** Advice */
             advice: string;
             /** Advised Stage */
@@ -3226,6 +3409,11 @@ export interface components {
             exact: boolean;
             /** Fits */
             fits: boolean;
+            /**
+             * Flops
+             * @description operations of one micro-batch, forward and backward
+             */
+            flops?: number | null;
             /**
              * Idle Share
              * @description share of rank time idle because V is not divisible by ranks
@@ -3248,6 +3436,11 @@ export interface components {
             ranks: number;
             /** Stages */
             stages: components["schemas"]["StagePlan"][];
+            /**
+             * Step Basis
+             * @description what the predicted seconds count, and on what machine
+             */
+            step_basis?: string | null;
         };
         /**
          * PointView
@@ -3341,6 +3534,12 @@ export interface components {
          *         "paper_traffic_bytes": 21000000,
          *         "saving": 0.32,
          *         "stage": 2,
+         *         "step_seconds": {
+         *           "compute": 0.31,
+         *           "exchange": 0.02,
+         *           "total": 0.35,
+         *           "update": 0.02
+         *         },
          *         "total_bytes": 56700000,
          *         "total_traffic_bytes": 21000000,
          *         "traffic": {
@@ -3935,6 +4134,8 @@ export interface components {
             saving: number;
             /** Stage */
             stage: number;
+            /** @description predicted; None without a calibration */
+            step_seconds?: components["schemas"]["StepSecondsView"] | null;
             /** Total Bytes */
             total_bytes: number;
             /** Total Traffic Bytes */
@@ -3953,6 +4154,20 @@ export interface components {
          * @enum {string}
          */
         Status: "queued" | "starting" | "running" | "stopping" | "paused" | "cancelled" | "succeeded" | "failed" | "deleting" | "delete_failed";
+        /**
+         * StepSecondsView
+         * @description A step as this machine's calibration predicts it.
+         */
+        StepSecondsView: {
+            /** Compute */
+            compute: number;
+            /** Exchange */
+            exchange: number;
+            /** Total */
+            total: number;
+            /** Update */
+            update: number;
+        };
         /**
          * TextData
          * @description Text: `stdlib` (the running Python's standard library), a text file, or a folder of text files.
@@ -3976,7 +4191,7 @@ export interface components {
              *       "vocab": 4096
              *     }
              */
-            tokenizer: components["schemas"]["BpeTokenizer"] | components["schemas"]["CharTokenizer"];
+            tokenizer: components["schemas"]["BpeTokenizer"] | components["schemas"]["CharTokenizer"] | components["schemas"]["FileTokenizer"];
         };
         /**
          * TokenView
@@ -4290,8 +4505,10 @@ export interface operations {
     exportCheckpoint: {
         parameters: {
             query?: {
-                /** @description default: as stored */
+                /** @description of the weights; default: as stored */
                 dtype?: ("fp32" | "bf16" | "fp16") | null;
+                /** @description safetensors: one file; folder: a tar with config.json and the tokenizer too; transformers: a tar of the folder that the library of that name loads (model gpt) */
+                format?: "safetensors" | "folder" | "transformers";
             };
             header?: never;
             path: {
@@ -4309,6 +4526,7 @@ export interface operations {
                 };
                 content: {
                     "application/octet-stream": string;
+                    "application/x-tar": string;
                 };
             };
             /** @description The request cannot be answered; the problem says what to change. */
@@ -5586,6 +5804,66 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ReportReply"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    adoptJobs: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AdoptedView"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listOrphans: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["OrphansView"];
                 };
             };
             /** @description The request cannot be answered; the problem says what to change. */

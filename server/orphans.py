@@ -1,0 +1,96 @@
+"""What lies in the store that nothing refers to. Reported, never removed from here; nothing here loads torch.
+
+A save or deletion that was cut short is swept by the controller when an attempt of the job is released; a folder of a
+job that the database does not know may belong to another service on the same store: only a person decides about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
+
+from server.job_card import CARD_FILE
+from server.rows.checkpoints import KnownJob
+from server.views import OrphanView
+from workers.object_store import open_store
+from zero_engine.catalog import TOMBSTONE
+from zero_engine.manifest import parse_folder
+from zero_engine.shard import MANIFEST
+from zero_engine.store import NotFound, Store
+
+MOST = 500  # orphans that are listed
+Kind = Literal["job", "save", "deletion", "checkpoint", "file", "missing"]
+
+_MEANINGS: dict[Kind, str] = {
+    "job": "The database has no such job: another service's, or a lost database's. Adopt it, or remove it by hand.",
+    "save": "A save that was never finished; the next release of an attempt of the job removes it.",
+    "deletion": "A removal that was cut short; the controller finishes it at its next start or release.",
+    "checkpoint": "A published checkpoint without a row; it gets one with the next launch of the job.",
+    "file": "No part of any checkpoint; nobody reads it, and nobody removes it.",
+    "missing": "The database has this checkpoint and its files are gone.",
+}
+
+
+def survey(store_url: str, known: Mapping[str, KnownJob]) -> tuple[list[OrphanView], int, bool]:
+    """Orphans, how many job folders were looked through, and whether there were more. Raises StoreError; blocks."""
+    found: list[OrphanView] = []
+    jobs = sorted({*open_store(store_url).folders(), *known})
+    for job_id in jobs:
+        store = open_store(f"{store_url.rstrip('/')}/{job_id}")
+        for item in _of_job(store, job_id, known.get(job_id)):
+            if len(found) == MOST:
+                return found, len(jobs), True
+            found.append(item)
+    return found, len(jobs), False
+
+
+def _of_job(store: Store, job_id: str, job: KnownJob | None) -> Iterator[OrphanView]:
+    keys = list(store.list())
+    if job is None:
+        yield _orphan(store, job_id, "job", "", keys)
+        return
+    by_folder: dict[str, list[str]] = {folder: [] for folder in store.folders()}
+    for key in keys:
+        folder, slash, _ = key.partition("/")
+        if slash and parse_folder(folder) is not None:
+            by_folder.setdefault(folder, []).append(key)
+        elif key != CARD_FILE:
+            yield _orphan(store, job_id, "file", key, [key])
+    published = set()
+    for folder, inside in sorted(by_folder.items()):
+        kind = _kind_of(folder, inside, job)
+        if kind is None:
+            published.add(folder)
+        elif kind != "file":
+            yield _orphan(store, job_id, kind, folder, inside)
+    for folder in sorted(
+        {f for f, status in job.folders.items() if status != "deleted"} - published - by_folder.keys()
+    ):
+        yield _orphan(store, job_id, "missing", folder, [])
+
+
+def _kind_of(folder: str, keys: Collection[str], job: KnownJob) -> Kind | None:
+    """What a folder is, None when all is as it should be."""
+    place = parse_folder(folder)
+    if place is None:
+        return "file"
+    names = {key.rsplit("/", 1)[1] for key in keys}
+    if TOMBSTONE in names or (job.folders.get(folder) == "deleted"):
+        return "deletion"
+    if MANIFEST in names:
+        return None if folder in job.folders else "checkpoint"
+    if folder in job.folders:
+        return "missing"
+    return None if place[1] == job.running_fence else "save"
+
+
+def _orphan(store: Store, job_id: str, kind: Kind, place: str, keys: Collection[str]) -> OrphanView:
+    sizes = sum(_size(store, key) for key in keys)
+    return OrphanView(kind=kind, job_id=job_id, place=place, bytes=sizes, meaning=_MEANINGS[kind])
+
+
+def _size(store: Store, key: str) -> int:
+    try:
+        return store.size(key)
+    except NotFound:
+        return 0  # removed since it was listed

@@ -1,0 +1,287 @@
+"""The store under the controller: reading back, fallback, removals killed anywhere, orphans, a new database."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from server import orphans
+from server.controller.storekeeper import REMOVING
+from server.db import Database
+from server.ids import new_id
+from server.migrations import upgrade
+from server.rows import checkpoints, jobs, readings
+from server.states import Action, Status
+from server.views import CheckpointView
+from tests.counted_calls import CountedCalls
+from tests.service.controller_world import ADA, World, in_world
+from tests.service.reports_by_hand import checkpoint
+from workers.contract import CheckpointRecord
+from zero_engine.catalog import list_checkpoints, verify
+from zero_engine.store import LocalStore
+
+BRISK = {"scrub_bytes_per_second": 2**40}
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing catches it."""
+
+
+class DiesAt(CountedCalls):
+    """The server dies before its nth change of the disk."""
+
+    def die(self) -> None:
+        raise Killed
+
+
+async def _views(world: World, job: str) -> dict[int, CheckpointView]:
+    """By step, removed ones too."""
+    async with world.database.read() as connection:
+        return {each.step: each for each in await checkpoints.views(connection, job_id=job)}
+
+
+def _file(world: World, view: CheckpointView, rank: int = 0) -> Path:
+    return world.folder / "checkpoints" / view.job_id / view.folder / view.shards[rank].file
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def _folders(world: World, job: str) -> set[str]:
+    return {path.name for path in (world.folder / "checkpoints" / job).iterdir() if path.is_dir()}
+
+
+async def _orphans(world: World) -> list[tuple[str, str]]:
+    async with world.database.read() as connection:
+        known = await checkpoints.known_folders(connection)
+    found, _, _ = await asyncio.to_thread(orphans.survey, world.settings.store, known)
+    return [(item.kind, item.place) for item in found]
+
+
+# --- reading back
+
+
+@in_world(**BRISK)
+async def test_the_background_reads_every_checkpoint_back_and_marks_it(world: World) -> None:
+    """Whole ones become verified with their time and an event; nobody asked for it."""
+    job = await world.submit(steps=30)
+    await world.until_status(job, Status.SUCCEEDED)
+    await world.look(3, seconds=6.0)
+    left = [view for view in (await _views(world, job)).values() if view.status != "deleted"]
+    assert len(left) == 2
+    assert all(view.status == "verified" and view.verified_at is not None for view in left)
+    assert all(shard.verified_at is not None for view in left for shard in view.shards)
+    assert "checkpoint.verified" in await world.actions(job)
+
+
+@in_world()
+async def test_a_damaged_checkpoint_is_found_before_it_is_needed_and_the_resume_says_why(world: World) -> None:
+    """One flipped bit: corrupt, the rank named, the pin moved; the next attempt begins at the one before it."""
+    job = await world.submit(steps=60)
+    await world.until_step(job, 25)
+    await world.act(Action.PAUSE, job)
+    await world.until_status(job, Status.PAUSED)
+    views = await _views(world, job)
+    newest = max(views)
+    _flip(_file(world, views[newest]))
+    world.restart(**BRISK)
+    await world.look(4, seconds=6.0)
+    views = await _views(world, job)
+    assert (views[newest].status, views[newest].shards[0].status) == ("corrupt", "corrupt")
+    assert views[newest].shards[1].status == "ok" and not views[newest].pinned
+    usable = max(step for step, view in views.items() if view.status == "verified")
+    assert views[usable].pinned
+    await world.act(Action.RESUME, job)
+    await world.until_status(job, Status.SUCCEEDED)
+    (told,) = [event for event in await world.events(job) if event.action == "resume.fallback"]
+    assert told.data["step"] == usable and f"step {newest}" in told.message
+
+
+@in_world()
+async def test_a_reading_that_was_cut_short_goes_on_behind_the_shards_it_has_read(world: World) -> None:
+    """The first shard is damaged after it was read: only a reading from the start would see it."""
+    job = await world.submit(steps=10)
+    await world.until_status(job, Status.SUCCEEDED)
+    (view,) = (await _views(world, job)).values()
+    async with world.database.write() as tx:
+        ref = await checkpoints.find(tx.connection, view.id)
+        assert ref is not None
+        await readings.note_shard(tx, ref, 0, "ok")
+    _flip(_file(world, view))
+    world.restart(**BRISK)
+    await world.look(2)
+    assert (await _views(world, job))[10].status == "verified"
+    world.clock.pass_seconds(8 * 86400)
+    await world.look(2)
+    assert (await _views(world, job))[10].status == "corrupt"
+
+
+@in_world()
+async def test_a_mark_does_not_bring_back_what_retention_took_meanwhile(world: World) -> None:
+    """The reading of a checkpoint that is being removed ends without a word."""
+    job = await world.submit(steps=10)
+    await world.until_status(job, Status.SUCCEEDED)
+    (view,) = (await _views(world, job)).values()
+    async with world.database.write() as tx:
+        await checkpoints.set_status(tx, view.id, "deleted")
+        assert not await readings.conclude(tx, view.id, readings.Reading(("missing",)), actor="controller")
+    assert (await _views(world, job))[10].status == "deleted"
+
+
+# --- retention
+
+
+@in_world()
+async def test_a_removal_killed_at_any_change_of_the_disk_is_finished_by_the_next_server(world: World) -> None:
+    """Every boundary, each from the same state: what is listed verifies, and the next look finishes it."""
+    job = await world.submit(steps=30, checkpoint={"every": 10, "keep_latest": 3})
+    await world.until_status(job, Status.SUCCEEDED)
+    oldest = (await world.checkpoints(job))[-1]
+    root = world.folder / "checkpoints" / job
+    shutil.copytree(root / oldest.folder, world.folder / "whole")
+    store, keeper, allowed = LocalStore(root), world.controller._storekeeper, 0
+    finished = False
+    while not finished:
+        shutil.copytree(world.folder / "whole", root / oldest.folder, dirs_exist_ok=True)
+        async with world.database.write() as tx:
+            await checkpoints.set_status(tx, oldest.id, "deleted", problem=REMOVING)
+        dying = DiesAt(allowed)
+        keeper._open_store = lambda url, dying=dying: LocalStore(url, dying)  # type: ignore[misc]
+        try:
+            await keeper.retain()
+            finished = True
+        except Killed:
+            assert all(verify(store, name.folder).ok for name in list_checkpoints(store))
+        keeper._open_store = LocalStore
+        await keeper.retain()
+        assert {name.step for name in list_checkpoints(store)} == {20, 30}
+        assert _folders(world, job) == {name.folder for name in list_checkpoints(store)}
+        allowed += 1
+    assert allowed > 12
+    assert await _orphans(world) == []
+
+
+@in_world()
+async def test_a_paused_job_keeps_what_it_needs_under_the_hardest_retention(world: World) -> None:
+    """The pin holds whatever newer checkpoints there are."""
+    job = await world.submit(steps=60)
+    await world.until_step(job, 15)
+    await world.act(Action.PAUSE, job)
+    await world.until_status(job, Status.PAUSED)
+    pinned = next(c for c in await world.checkpoints(job) if c.pinned)
+    async with world.database.write() as tx:  # newer ones that a later attempt might have left
+        for step in (40, 50, 60):
+            await checkpoints.record(tx, job, 9, CheckpointRecord.model_validate(checkpoint(step, fence=9)))
+    world.restart()
+    await world.look(3)
+    assert pinned.id in {c.id for c in await world.checkpoints(job)}
+    assert pinned.folder in _folders(world, job)
+
+
+# --- what nothing refers to
+
+
+@in_world()
+async def test_what_nothing_refers_to_is_found_by_kind_and_left_alone(world: World) -> None:
+    """A job that no row knows, an unfinished save, a stray file, a row without files."""
+    job = await world.submit(steps=30)
+    await world.until_status(job, Status.SUCCEEDED)
+    await world.look(2)
+    assert await _orphans(world) == []
+    root = world.folder / "checkpoints"
+    (root / job / "notes.txt").write_text("mine")
+    unfinished = root / job / "step-0000000099-attempt-000001"
+    unfinished.mkdir()
+    (unfinished / "rank-00000.safetensors").write_bytes(b"x" * 10)
+    (root / "elsewhere" / "deep").mkdir(parents=True)
+    (root / "elsewhere" / "deep" / "file").write_bytes(b"y")
+    gone = (await world.checkpoints(job))[0]
+    for path in (root / job / gone.folder).iterdir():
+        path.unlink()
+    found = await _orphans(world)
+    assert sorted(found) == [
+        ("file", "notes.txt"),
+        ("job", ""),
+        ("missing", gone.folder),
+        ("save", unfinished.name),
+    ]
+    assert (root / job / "notes.txt").exists() and unfinished.exists()
+
+
+@in_world()
+async def test_what_an_attempt_left_unfinished_is_removed_with_its_release(world: World) -> None:
+    """A save that a kill cut short is no orphan afterwards."""
+    job = await world.submit(steps=10_000)
+    await world.until_step(job, 12)
+    left = world.folder / "checkpoints" / job / "step-0000000012-attempt-000001"
+    left.mkdir()
+    (left / ".tmp-rank-00000.safetensors-aa").write_bytes(b"half")
+    await world.act(Action.KILL, job)
+    await world.until_status(job, Status.CANCELLED)
+    await world.look(2)
+    assert not left.exists()
+    assert await _orphans(world) == []
+
+
+# --- a database that is new
+
+
+@in_world()
+async def test_a_new_database_finds_jobs_and_checkpoints_in_the_store_and_resumes(world: World) -> None:
+    """The server is installed again over the same store: the job rests, its index is there, its fence goes on."""
+    job = await world.submit("日本語", steps=60)
+    await world.until_step(job, 35)
+    await world.act(Action.CANCEL, job)
+    await world.until_status(job, Status.CANCELLED)
+    before = await world.checkpoints(job)
+    await _reinstall(world)
+    await world.look(2)
+    again = await world.job(job)
+    assert (again.name, again.status, again.reason, again.attempt) == ("日本語", Status.CANCELLED, "recovered", 1)
+    assert [(c.step, c.folder) for c in await world.checkpoints(job)] == [(c.step, c.folder) for c in before]
+    assert await world.act(Action.RESUME, job)
+    done = await world.until_status(job, Status.SUCCEEDED)
+    attempt = await world.attempt(job)
+    assert (done.attempt, attempt.resume_step) == (2, before[0].step)
+
+
+async def _reinstall(world: World) -> None:
+    await world.database.close()
+    url = f"sqlite:///{world.folder / 'new.db'}"
+    await asyncio.to_thread(upgrade, url)
+    world.database = Database.open(url, clock=world.clock)
+    world.restart()
+
+
+@in_world()
+async def test_a_fork_holds_its_origin_until_it_has_two_of_its_own(world: World) -> None:
+    """Retention of the parent goes on around it, and takes it when the fork has saved twice."""
+    job = await world.submit(steps=60, checkpoint={"every": 10, "keep_latest": 2})
+    await world.until_step(job, 25)
+    origin = (await world.checkpoints(job))[0]
+    fork = await _forked(world, origin)
+    async with world.database.write() as tx:  # it waits: the parent goes on alone
+        await jobs.transition(tx, fork, Status.PAUSED, actor="controller", reason="paused_by_user")
+    await world.until_status(job, Status.SUCCEEDED)
+    await world.look(3)
+    assert origin.id in {c.id for c in await world.checkpoints(job)} and len(_folders(world, job)) == 3
+    assert await world.act(Action.RESUME, fork)
+    await world.until_status(fork, Status.SUCCEEDED)
+    assert (await world.attempt(fork)).resume_step == origin.step
+    await world.look(3)
+    assert len(_folders(world, job)) == 2 and origin.folder not in _folders(world, job)
+
+
+async def _forked(world: World, origin: checkpoints.CheckpointRef) -> str:
+    parent = await world.job(origin.job_id)
+    fork = new_id()
+    async with world.database.write() as tx:
+        new = jobs.NewJob(
+            fork, ADA.name, parent.job_spec(), "", None, None, parent.id, jobs.Fork(origin.id, origin.step)
+        )
+        await jobs.create(tx, new)
+    return fork
