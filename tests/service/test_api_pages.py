@@ -272,6 +272,28 @@ async def test_a_users_model_is_planned_in_a_process_of_its_own(api: Api, monkey
     assert submitted.status_code == 201 and submitted.json()["stage"] is None
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_the_plan_of_a_users_model_comes_from_the_model_itself(api: Api) -> None:
+    """Built for real by `workers.model_plan`: its parameters at every stage, or the user's own traceback."""
+    folder = api.settings.roots[0] / "code"
+    folder.mkdir()
+    lines = ["from torch import nn", "def build(width):", "    print('noise')", "    return nn.Linear(64, width)"]
+    (folder / "mine.py").write_text("\n".join([*lines, "def broken(width):", "    raise ValueError('no such width')"]))
+    places = []
+    for entry in ("mine:build", "mine:broken"):
+        model = {"kind": "python", "entry": entry, "path": str(folder), "kwargs": {"width": 10}}
+        asked = await api.admin.post("/v1/plans", json={**SPEC, "model": model})
+        assert asked.status_code == 202, asked.text
+        places.append(asked.headers["location"])
+    await asyncio.gather(*plan_routes._running)
+    good, bad = [(await api.admin.get(place)).json() for place in places]
+    assert good["status"] == "done", good
+    plan = good["plan"]
+    assert (plan["parameters"], [stage["stage"] for stage in plan["stages"]]) == (650, [0, 1, 2, 3])
+    assert [stage["paper_bytes"] for stage in plan["stages"]] == [16 * 650, 12 * 650, 10 * 650, 8 * 650]
+    assert bad["status"] == "failed" and "ValueError: no such width" in bad["error"] and "broken" in bad["error"]
+
+
 async def test_a_builder_that_never_ends_is_killed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its children, and the answer says how long it was waited for."""
     monkeypatch.setattr(plan_routes, "BUILD_SECONDS", 0.2)
