@@ -98,7 +98,7 @@ def gpt_flops(model: GptModel, vocabulary: int, samples: int, checkpointing: str
         total += 3 * block + attention * 7 // 2
         if kind == "full":  # up to what backward needs: the last product of a block is not repeated
             total += block * 8 // 12 + attention
-        elif kind == "selective":  # torch repeats one of the kept products, as the pass shows
+        elif kind == "selective":  # the product that widens fourfold is made again
             total += block * 4 // 12
     return total
 

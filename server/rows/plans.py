@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
 from server.ids import new_id
-from server.models import Attempt, Job, PlanRequest, PointTail, Series
+from server.models import Attempt, Job, PlanRequest, PointTail, Series, SeriesStats
 from server.views import JobPlanView, PendingPlan, PlanView
 from workers.spec import JobSpec
 
@@ -52,14 +52,14 @@ def _expected(plan: PlanView | None, stage: int | None) -> float | None:
 
 
 async def _measured(connection: AsyncConnection, job_id: str, attempt: int) -> float | None:
-    """Median of the seconds of the newest steps, at most 512, that an attempt reported."""
-    statement = (
-        select(PointTail.value)
-        .join(Series, Series.id == PointTail.series_id)
-        .where(Series.job_id == job_id, Series.attempt == attempt, Series.name == "seconds", PointTail.value > 0)
-    )
-    values = (await connection.execute(statement)).scalars().all()
-    return median(value for value in values if value is not None) if values else None
+    """Median seconds of the newest steps that an attempt reported: those not sealed yet, else the last one."""
+    own = (Series.job_id == job_id, Series.attempt == attempt, Series.name == "seconds")
+    tail = select(PointTail.value).join(Series, Series.id == PointTail.series_id).where(*own)
+    values = [value for value in (await connection.execute(tail)).scalars() if value is not None]
+    if values:
+        return median(values)
+    last = select(SeriesStats.last).join(Series, Series.id == SeriesStats.series_id).where(*own)
+    return (await connection.execute(last)).scalars().first()
 
 
 async def request(tx: Tx, owner: str, spec: JobSpec) -> str:

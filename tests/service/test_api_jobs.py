@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from server.rows import jobs
 from server.states import Status
 from tests.service.conftest import SPEC, Api
 from tests.service.reports_by_hand import checkpoint, start_attempt
+from workers.step_time import calibration_file
 
 
 def _still(view: dict[str, Any]) -> dict[str, Any]:
@@ -72,6 +74,22 @@ async def test_the_plan_made_at_submit_is_kept_and_decides_an_automatic_stage(ap
     plan = (await api.admin.get(f"/v1/jobs/{job['id']}/plan")).json()
     assert [s["stage"] for s in plan["predicted"]["stages"]] == [0, 1, 2, 3]
     assert job["stage"] == plan["predicted"]["advised_stage"]
+
+
+async def test_a_job_shows_its_measured_step_beside_the_predicted_one(api: Api) -> None:
+    """With a calibration in the data folder a submit predicts seconds; the attempt's median stands beside them."""
+    rates = {"device": "cpu", "hardware": "h", "torch": "2", "cores": 2, "matmul_flops": 1e9, "memory_bytes": 1e9}
+    file = calibration_file(api.settings.data_dir, "cpu")
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({**rates, "exchange_bytes": 1e9}))
+    job = await api.submit(zero={"stage": 1})
+    before = (await api.admin.get(f"/v1/jobs/{job['id']}/plan")).json()
+    assert before["predicted_seconds"] == before["predicted"]["stages"][1]["step_seconds"]["total"] > 0
+    assert before["measured_seconds"] is None and before["error"] is None
+    rank = await start_attempt(api.database, job["id"])
+    await rank.points(api, {step: {"seconds": seconds} for step, seconds in ((1, 9.0), (2, 0.5), (3, 0.25))})
+    after = (await api.admin.get(f"/v1/jobs/{job['id']}/plan")).json()
+    assert after["measured_seconds"] == 0.5 and after["error"] == before["predicted_seconds"] / 0.5 - 1
 
 
 async def test_a_name_in_any_script_is_text_and_nothing_else(api: Api) -> None:

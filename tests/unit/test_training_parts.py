@@ -13,11 +13,14 @@ import pytest
 from workers.contract import RECORD, EventRecord, LedgerRecord, MemoryRecord, PlanRecord, PointsRecord, ResultRecord
 from workers.data.errors import DataError
 from workers.failures import code_of, error_info
+from workers.local_display import ended
 from workers.local_lines import Lines, StepLine
 from workers.models.python import EntryError
+from workers.planner import Where, plan_spec
 from workers.reporter import DIGEST_ACTION, Reporter
 from workers.schedule import learning_rate
 from workers.spec import TrainSpec, load_spec
+from workers.step_time import Calibration
 from zero_engine.errors import PeerError
 from zero_engine.store import StoreFull
 
@@ -143,3 +146,19 @@ def test_a_summary_puts_the_plan_beside_what_was_measured() -> None:
     assert summary["ledger_bytes"] == [{"exchange/gradients": 10}, {"exchange/gradients": 11}]
     assert (summary["eval_loss_before"], summary["eval_loss"], summary["step"]) == ("NaN", 3.0, 2)
     assert (summary["seconds"], summary["tokens"], summary["peak_rss_bytes"]) == (1.0, 8, [1002, 1002])
+    assert summary["step_seconds"] == {"measured": 0.5, "predicted": None, "error": None}
+
+
+def test_a_summary_says_how_far_off_the_predicted_step_was() -> None:
+    """Property: the median of the steps, the plan of the run's own stage, and predicted / measured - 1."""
+    rates = Calibration(
+        device="cpu", hardware="h", torch="2", cores=2, matmul_flops=1e9, memory_bytes=1e9, exchange_bytes=1e9
+    )
+    spec = load_spec("name: x\nmodel: {kind: mlp}\ndata: {kind: digits}\ntrain: {steps: 2}\n")
+    lines = Lines(2, chunk=2, predicted=plan_spec(spec, Where(rates=rates), ranks=2).stages[3])
+    for rank, record in records_of(1, 2):
+        lines.take(rank, record)
+    found = lines.summary("finished", "abc")["step_seconds"]
+    assert found["measured"] == 0.5 and found["predicted"]["total"] > 0
+    assert found["error"] == pytest.approx(found["predicted"]["total"] / 0.5 - 1)
+    assert "predicted" in ended(lines.summary("finished", "abc"))
