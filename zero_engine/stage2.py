@@ -49,7 +49,11 @@ class ShardedGradients(ShardedStates):
         return self
 
     def on_shortage(self, finish: Callable[[int], None]) -> None:
-        self._pool.make_room = finish
+        def make_room(unit: int) -> None:
+            finish(unit)
+            self._arrive()  # its pieces leave the bucket before another unit's enter it
+
+        self._pool.make_room = make_room
 
     def begin(self, task: Task) -> None:
         self._task = task
