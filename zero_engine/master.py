@@ -83,14 +83,24 @@ class Master:
         return {"parameter": self._weights[piece][near], **{name: all_[own] for name, all_ in self.moments.items()}}
 
     def update(
-        self, totals: Callable[[Piece, Range], Tensor], scale: float, lrs: Sequence[float], touched: int
+        self,
+        totals: Callable[[Piece, Range], Tensor],
+        scale: float,
+        lrs: Sequence[float],
+        touched: int,
+        updated: Callable[[int], None] = lambda unit: None,
     ) -> None:
         """One optimizer step. `totals`: a piece and elements counted from its start -> their 1-D fp32 sums.
 
         `scale` multiplies the sums once, in fp32; `touched` has a bit per parameter, the others stay as they are.
+        `updated` is told a unit when it and all before it are as they will be.
         """
+        unit = -1
         for span in self._spans_of(touched):
             piece = self.pieces[span.piece]
+            if piece.unit > unit >= 0:
+                updated(unit)
+            unit = piece.unit
             group = self._blueprint.layout.runs[piece.run].group
             assert piece.local is not None
             for start in range(span.start, span.stop, self._blueprint.stride):

@@ -39,6 +39,9 @@ class Resident:
             if piece.local is None:
                 yield piece, self._weights.piece(piece)
 
+    def unit_updated(self, unit: int) -> None:
+        """Nothing leaves before all is updated."""
+
     def post_step(self) -> None:
         """Nothing was borrowed."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from zero_engine.bulk import BulkSynchronizer
-from zero_engine.comm import Buffer, Gather
+from zero_engine.comm import Arrival, Buffer, Gather
 from zero_engine.layout import Range
 from zero_engine.master import Master
 from zero_engine.reduce import BucketSums, ShardSums, Sums, reducer_of
@@ -28,7 +28,8 @@ class ShardedStates(Resident):
         self._buffer = setting.arenas.share("parameters", "weights", setting.sizes_of_all(lambda each: each.parameters))
         pieces = setting.blueprint.layout.pieces(setting.rank, setting.blueprint.ranks)
         master = self._take_over(self._buffer.local, pieces)
-        self._gathers = self._plan_gathers()
+        self._spread = self._plan_gathers()
+        self._begun, self._spreading = 0, list[Arrival]()  # units whose weights are on their way
         return master
 
     def make_synchronizer(self) -> GradientSynchronizer:
@@ -47,23 +48,37 @@ class ShardedStates(Resident):
     def open_weights(self) -> None:
         self._setting.comm.reclaim(self._buffer)
 
-    def gather_weights(self) -> None:
-        comm = self._setting.comm
-        comm.publish(self._buffer, "weights")
-        arriving = [comm.fetch(self._buffer, gather, self._buffer.local, "parameters") for gather in self._gathers]
-        for arrival in arriving:
-            arrival.wait()
-        comm.release(self._buffer)
+    def unit_updated(self, unit: int) -> None:
+        """Where bytes travel by themselves, they do while the next unit is updated; the same order on every rank."""
+        if self._setting.comm.overlaps:
+            self._begin(unit)
 
-    def _plan_gathers(self) -> list[Gather]:
-        """One for each stretch of trainable runs of a unit: frozen weights do not change."""
-        blueprint, gathers = self._setting.blueprint, list[Gather]()
+    def gather_weights(self) -> None:
+        self._begin(len(self._setting.blueprint.layout.units))
+        for arrival in self._spreading:
+            arrival.wait()
+        self._spreading, self._begun = [], 0
+        self._setting.comm.release(self._buffer)
+
+    def _begin(self, unit: int) -> None:
+        """Begin to gather the weights of all units up to `unit` that have not begun."""
+        comm = self._setting.comm
+        if self._begun == 0:
+            comm.publish(self._buffer, "weights")
+        for gathers in self._spread[self._begun : unit + 1]:
+            self._begun += 1
+            self._spreading += [comm.fetch(self._buffer, each, self._buffer.local, "parameters") for each in gathers]
+
+    def _plan_gathers(self) -> list[list[Gather]]:
+        """By unit, one for each stretch of trainable runs: frozen weights do not change."""
+        blueprint, gathers = self._setting.blueprint, list[list[Gather]]()
         for unit in blueprint.layout.units:
+            gathers.append([])
             cut = blueprint.layout.cut(unit.index, blueprint.ranks)
             for trainable, runs in groupby(unit.runs, key=lambda number: blueprint.layout.runs[number].trainable):
                 if trainable:
                     parts = tuple(map(self._bytes_in, [(*runs,)] * len(cut), cut))
-                    gathers.append(Gather(parts, parts, f"weights of {unit.name or 'the root unit'}"))
+                    gathers[-1].append(Gather(parts, parts, f"weights of {unit.name or 'the root unit'}"))
         return gathers
 
     def _bytes_in(self, runs: tuple[int, ...], owned: Range) -> Range:

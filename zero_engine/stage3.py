@@ -40,8 +40,8 @@ class ShardedParameters(ShardedGradients):
         self._make_slots()
         for unit in layout.units:
             self._take_unit(unit.index, master)
-        setting.comm.publish(self._shards, "weights")
-        self._gather(0)
+        self._begin_root()
+        self._settle()
         return master
 
     def _take_unit(self, unit: int, master: Master) -> None:
@@ -101,9 +101,19 @@ class ShardedParameters(ShardedGradients):
             if piece.local is None:
                 yield piece, self._own(piece)
 
+    def unit_updated(self, unit: int) -> None:
+        """The root unit comes first and is gathered while the others are updated, where bytes travel by themselves."""
+        if self._setting.comm.overlaps and not self._arriving:
+            self._begin_root()
+
     def gather_weights(self) -> None:
+        if not self._arriving:
+            self._begin_root()
+        self._settle()
+
+    def _begin_root(self) -> None:
         self._setting.comm.publish(self._shards, "weights")
-        self._gather(0)
+        self._fetch(0)
 
     def post_step(self) -> None:
         self._table.forget()
@@ -134,10 +144,6 @@ class ShardedParameters(ShardedGradients):
         for arrival in self._arriving.values():
             arrival.wait()
         self._arriving.clear()
-
-    def _gather(self, unit: int) -> None:
-        self._fetch(unit)
-        self._settle()
 
     def _gather_of(self, unit: int) -> Gather:
         blueprint = self._setting.blueprint

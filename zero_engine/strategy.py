@@ -98,6 +98,9 @@ class ShardingStrategy(Protocol):
     def frozen_weights(self) -> Iterator[tuple[Piece, Tensor]]:
         """The frozen pieces that this rank keeps, each 1-D: at stage 3 what it owns, elsewhere all."""
 
+    def unit_updated(self, unit: int) -> None:
+        """While the update runs: this rank's weights of units 0 to `unit` are as they will be."""
+
     def gather_weights(self) -> None:
         """The update is done: bring current weights to where compute needs them."""
 
