@@ -2,7 +2,7 @@
 
 import type { Plan, StagePlan } from "../api/client";
 import { CATEGORIES, CATEGORY_WORDS, plannedBytes } from "../charts/bands";
-import { formatBytes, formatCount, formatShort } from "../ui/format";
+import { formatBytes, formatCount, formatNumber, formatShort } from "../ui/format";
 
 interface Props {
   plan: Plan;
@@ -20,6 +20,7 @@ export function PlanPanel({ plan, chosen, isOld }: Props) {
         <div><dt className="label">Ranks</dt><dd>{plan.ranks}</dd></div>
         <div><dt className="label">V</dt><dd title="micro-batches a step">{plan.micro_batches}</dd></div>
         <div><dt className="label">C</dt><dd title="micro-batches summed before they travel">{plan.chunk}</dd></div>
+        {plan.activation_bytes !== null && <div><dt className="label">Activations</dt><dd title={`at the peak of a micro-batch, beside the bars below; ${plan.activation_source}`}>{formatBytes(plan.activation_bytes)}</dd></div>}
         {plan.device_memory_bytes !== null && <div><dt className="label">A rank may hold</dt><dd>{formatBytes(plan.device_memory_bytes)}</dd></div>}
       </dl>
       <p className="advice">{plan.advice}</p>
@@ -62,10 +63,16 @@ function Stage({ plan, max, isChosen, isAdvised }: { plan: StagePlan; max: numbe
       <p className="stage-foot quiet">
         <span>paper {formatBytes(plan.paper_bytes)}</span>
         <span>sends {formatBytes(plan.total_traffic_bytes)} a step <span className="nowrap">(paper {formatBytes(plan.paper_traffic_bytes)})</span></span>
+        {plan.step_seconds && <span title={stepParts(plan.step_seconds)}>{formatNumber(plan.step_seconds.total, 2)} s a step</span>}
         {plan.saving > 0.005 && <span className="push">saves {Math.round(plan.saving * 100)} %</span>}
       </p>
     </li>
   );
+}
+
+/** What a predicted step is made of, as a hint. */
+function stepParts(seconds: { compute: number; exchange: number; update: number }): string {
+  return `predicted from this machine's calibration: compute ${formatNumber(seconds.compute, 2)} s, exchange ${formatNumber(seconds.exchange, 2)} s, update ${formatNumber(seconds.update, 2)} s`;
 }
 
 function Legend({ plan }: { plan: Plan }) {
