@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -76,9 +77,9 @@ def settled(page: Page, path: str) -> None:
     expect(page.locator(".bone")).to_have_count(0)
 
 
-@pytest.fixture
-def page(browser: Browser, service: Service) -> Iterator[Page]:
-    """A logged-in page of the real service; at its end no script may have failed and nobody else was asked."""
+@contextmanager
+def logged_in(browser: Browser, service: Service) -> Iterator[Page]:
+    """A logged-in page; at its end no script may have failed and nobody but its server was asked."""
     watch = Watch()
     with browser.new_context(base_url=service.url, viewport=SIZE) as context:
         yield open_page(context, service, watch)
@@ -87,9 +88,14 @@ def page(browser: Browser, service: Service) -> Iterator[Page]:
 
 
 @pytest.fixture
+def page(browser: Browser, service: Service) -> Iterator[Page]:
+    """A page of the real service."""
+    with logged_in(browser, service) as opened:
+        yield opened
+
+
+@pytest.fixture
 def quiet_page(browser: Browser, quiet_service: Service) -> Iterator[Page]:
-    """The same for the service with simulated ranks."""
-    watch = Watch()
-    with browser.new_context(base_url=quiet_service.url, viewport=SIZE) as context:
-        yield open_page(context, quiet_service, watch)
-    assert watch.complaints == []
+    """A page of the service with simulated ranks."""
+    with logged_in(browser, quiet_service) as opened:
+        yield opened
