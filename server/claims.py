@@ -1,4 +1,4 @@
-"""What `serve` claims before it starts anything: the data folder and the port. Each refusal is one line."""
+"""What `serve` needs before it starts anything: the data folder, the port, the database. Each refusal is one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from alembic.util import CommandError
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
 from server.ids import new_id
+from server.migrations import migrate
+from server.reasons import one_line
 from server.settings import FIRST_PORT, Settings
 
 Half = Literal["api", "controller"]
@@ -96,3 +102,22 @@ def controller_id(path: Path) -> str:
     if not path.exists():
         path.write_text(f"{new_id()}\n")
     return path.read_text().strip()
+
+
+async def migrated(url: str) -> None:
+    """Bring the database at `url` up to date. Raises CannotServe when it cannot be reached, read or understood."""
+    try:
+        await migrate(url)
+    except (SQLAlchemyError, CommandError, ValueError, OSError) as error:
+        reason = one_line(str(error.orig if isinstance(error, DBAPIError) else error))
+        raise CannotServe(
+            f"The database {_shown(url)} cannot be used ({reason}); mend it or give another --database-url."
+        ) from error
+
+
+def _shown(url: str) -> str:
+    """The URL without its password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return "named"

@@ -22,7 +22,7 @@ import uvicorn
 from server import lifespan
 from server.app import create_app
 from server.auth import RedactTokens, ensure_admin, login_link, read_or_make_token
-from server.claims import CannotServe, Half, claimed, controller_id, listen
+from server.claims import CannotServe, Half, claimed, controller_id, listen, migrated
 from server.controller import ray_driver, ray_head
 from server.controller.cluster import Cluster, ClusterUnavailable
 from server.controller.fake_cluster import FakeCluster, cpu_node, send_over_http
@@ -31,7 +31,6 @@ from server.controller.ray_target import RayOptions
 from server.controller.reconciler import Reconciler
 from server.controller.stage import resolve_stage
 from server.db import Database
-from server.migrations import migrate
 from server.rows import leases
 from server.settings import FIRST_PORT, SettingError, Settings, read_settings
 from workers.object_store import open_store
@@ -104,12 +103,12 @@ class Service:
     async def run(self) -> None:
         """Start, wait for a signal, stop."""
         self._catch_signals()
-        cluster = self._open_cluster() if self._own_head else None  # a head takes seconds to come up: begin first
-        await migrate(self._settings.database)
+        await migrated(self._settings.database)  # before a head of our own is started: nobody would stop it
         database = Database.open(self._settings.database)
         try:
-            if cluster is None and self._only != "api":
-                cluster = self._open_cluster(await _namespace(database))
+            shared = self._settings.ray_address != ""
+            namespace = await _namespace(database) if shared else NAMESPACE
+            cluster = self._open_cluster(namespace) if self._only != "api" else None
             await self._run(database, cluster)
         finally:
             await database.close()

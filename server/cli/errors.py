@@ -46,13 +46,13 @@ class SpecProblems(BadInput):
 
 
 def fault_line(fault: Mapping[str, Any]) -> str:
-    """One fault as one line: `  /train/step: unknown field (3); did you mean "steps"?`."""
+    """One fault as one line: `  /train/step: unknown field "step" (got 3); did you mean steps?`."""
     place = fault.get("pointer") or "/"
     if fault.get("line"):
         place = f"line {fault['line']}, {place}"
     value = fault.get("value")
     shown = "" if value is None or str(value) in str(fault["message"]) else f" (got {value})"
-    hint = f"; {fault['suggestion']}" if fault.get("suggestion") else ""
+    hint = f"; did you mean {fault['suggestion']}?" if fault.get("suggestion") else ""
     return f"  {place}: {fault['message']}{shown}{hint}"
 
 
@@ -66,7 +66,8 @@ class ServerProblem(CommandError):
         self.exit_code = BAD_INPUT if status in (400, 413, 415, 422) else FAILED
 
     def lines(self) -> list[str]:
-        lines = [str(self), *(fault_line(fault) for fault in self.body.get("errors") or [])]
+        faults = [fault_line(fault) for fault in self.body.get("errors") or []]
+        lines = [str(self)] if not faults else ["The server refuses this:", *faults]  # the detail repeats the first
         allowed = self.body.get("allowed_actions")
         if allowed is not None:
             lines.append(f"  possible now: {', '.join(allowed) or 'nothing'}")

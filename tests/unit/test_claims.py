@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from server.claims import CannotServe, claimed, controller_id, listen
+from server.claims import CannotServe, claimed, controller_id, listen, migrated
 from server.settings import Settings
 
 Usage = namedtuple("Usage", "total used free")
@@ -97,6 +97,25 @@ def test_an_address_that_is_not_of_this_machine_is_refused() -> None:
     """Said as such, not as a port in use."""
     with pytest.raises(CannotServe, match="address of this machine"):
         listen(Settings(host="192.0.2.1", port=9))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mongodb://db/x", "'mongodb' is not supported; use sqlite or postgresql"),
+        ("no url at all", "Could not parse SQLAlchemy URL"),
+        ("postgresql://user:secret@127.0.0.1:9/x", "Connection refused"),
+        ("sqlite:///FOLDER/none/x.db", "unable to open database file"),
+        ("sqlite:///FOLDER/text.db", "file is not a database"),
+    ],
+)
+async def test_a_database_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, url: str, said: str) -> None:
+    """Unknown, unparsable, away, missing, damaged: which, why and what to do, and no password."""
+    (tmp_path / "text.db").write_text("this is no database, and it is longer than its header\n" * 100)
+    with pytest.raises(CannotServe) as refused:
+        await migrated(url.replace("FOLDER", str(tmp_path)))
+    line = str(refused.value)
+    assert said in line and "--database-url" in line and "\n" not in line and "secret" not in line
 
 
 def test_the_controller_keeps_its_name_in_its_folder(tmp_path: Path) -> None:
