@@ -22,7 +22,8 @@ model model[gpt].kind model[gpt].layers model[gpt].hidden model[gpt].heads model
 model[gpt].tied model[gpt].start model[mlp].kind model[mlp].hidden
 model[python].kind model[python].entry model[python].path model[python].kwargs
 data data[text].kind data[text].path data[text].tokenizer data[text].tokenizer[bpe].kind data[text].tokenizer[bpe].vocab
-data[text].tokenizer[bytes].kind data[text].tokenizer[file].kind data[text].tokenizer[file].path data[tokens].kind data[tokens].path data[tokens].validation data[digits].kind
+data[text].tokenizer[bytes].kind data[text].tokenizer[file].kind data[text].tokenizer[file].path
+data[tokens].kind data[tokens].path data[tokens].validation data[digits].kind
 train train.steps train.global_batch train.micro_batch train.chunk train.precision train.gradient_clipping train.seed
 train.deterministic train.eval train.eval.every train.eval.batches
 train.optimizer train.optimizer[adamw].kind train.optimizer[adamw].lr train.optimizer[adamw].betas

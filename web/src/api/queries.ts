@@ -1,7 +1,7 @@
 /** What can be read, and the key each answer is kept under. The feed marks keys stale by topic and job. */
 
 import { infiniteQueryOptions, keepPreviousData, queryOptions } from "@tanstack/react-query";
-import { api, body, type MetricsView } from "./client";
+import { api, body, type MetricsView, type PreflightWish } from "./client";
 import type { paths } from "./schema";
 import { extend, extendFrom } from "./extend";
 
@@ -93,6 +93,28 @@ export const attemptsQuery = (id: string) =>
     queryKey: ["attempts", id],
     queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/attempts", { signal, params: { path: { job_id: id } } })),
   });
+
+/** Under the key of the attempts, so that what makes them stale makes it stale. */
+export const lineageQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["attempts", id, "lineage"],
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/lineage", { signal, params: { path: { job_id: id } } })),
+  });
+
+export const preflightQuery = (id: string, wish: PreflightWish) =>
+  queryOptions({
+    queryKey: ["preflight", id, wish],
+    queryFn: ({ signal }) => body(api.POST("/v1/jobs/{job_id}/preflight", { signal, params: { path: { job_id: id } }, body: { spec: {}, ...wish } as never })),
+    placeholderData: keepPreviousData,
+    retry: false,
+  });
+
+/** Looks through the whole store: only when somebody asks. */
+export const orphansQuery = queryOptions({
+  queryKey: ["orphans"],
+  queryFn: ({ signal }) => body(api.GET("/v1/store/orphans", { signal })),
+  enabled: false,
+});
 
 export const eventsQuery = (id: string) =>
   infiniteQueryOptions({

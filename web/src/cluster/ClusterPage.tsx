@@ -8,6 +8,7 @@ import { useNow } from "../ui/clock";
 import { formatAge, formatBytes, formatCount, formatTime } from "../ui/format";
 import { Reason } from "../ui/Reason";
 import { Bones, Command, Notice, Panel } from "../ui/pieces";
+import { Store } from "./Store";
 import "./cluster.css";
 
 export function ClusterPage() {
@@ -38,6 +39,8 @@ export function ClusterPage() {
       {queue.isPending && <div className="panel"><Bones rows={3} label="Reading the queue" /></div>}
       {queue.isError && <Notice tone="bad" onRetry={() => void queue.refetch()}>{messageOf(queue.error)}</Notice>}
       {queue.isSuccess && (queue.data.items.length === 0 ? <p className="panel queue-empty quiet">Nothing waits.</p> : <Queue items={queue.data.items} />)}
+      <h2 className="queue-title">Checkpoints</h2>
+      <Store />
     </>
   );
 }

@@ -1,6 +1,7 @@
 /** The checkpoints that exist, what is in each, and the way back from them. */
 
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, body, messageOf, type Checkpoint, type Job } from "../api/client";
 import { checkpointsQuery } from "../api/queries";
@@ -8,7 +9,10 @@ import { useNow } from "../ui/clock";
 import { formatAge, formatBytes, formatCount, formatDuration, formatNumber, formatTime } from "../ui/format";
 import { Bones, Notice, Panel } from "../ui/pieces";
 import { tell } from "../ui/toasts";
+import { ForkDialog } from "./ForkDialog";
+import { LineagePanel } from "./LineagePanel";
 import { ResumeDialog } from "./ResumeDialog";
+import { SaveState } from "./SaveState";
 
 const MARKS: Record<Checkpoint["status"], [string, string]> = {
   verified: ["accent", "every byte was read and its checksum holds"],
@@ -20,30 +24,38 @@ const MARKS: Record<Checkpoint["status"], [string, string]> = {
 export function Checkpoints({ job }: { job: Job }) {
   const checkpoints = useQuery(checkpointsQuery(job.id));
   const [resumeFrom, setResumeFrom] = useState<string | null>(null);
+  const [forkAt, setForkAt] = useState<Checkpoint | null>(null);
   if (checkpoints.isPending) return <div className="panel"><Bones rows={4} label="Reading the checkpoints" /></div>;
   if (!checkpoints.data) return <Notice tone="bad" onRetry={() => void checkpoints.refetch()}>{messageOf(checkpoints.error)}</Notice>;
   const items = [...checkpoints.data.items].sort((a, b) => b.step - a.step || b.attempt - a.attempt);
   if (items.length === 0) {
     return (
-      <div className="panel empty">
-        <h2>No checkpoints yet</h2>
-        <p>One is written every few steps as the spec says, after the last step, and whenever the job is paused or cancelled.</p>
-      </div>
+      <>
+        <div className="panel empty">
+          <h2>No checkpoints yet</h2>
+          <p>One is written every few steps as the spec says, after the last step, and whenever the job is paused or cancelled.</p>
+          <SaveState job={job} />
+        </div>
+        <LineagePanel job={job} />
+      </>
     );
   }
   return (
     <>
       <Panel title="Checkpoints" aside={<span className="quiet">any of them resumes on other ranks or at another stage, with the same bits</span>} flush>
+        <SaveState job={job} />
         <div className="checkpoints">
-          {items.map((each) => <Row key={each.id} job={job} checkpoint={each} onResume={() => setResumeFrom(each.id)} />)}
+          {items.map((each) => <Row key={each.id} job={job} checkpoint={each} onResume={() => setResumeFrom(each.id)} onFork={() => setForkAt(each)} />)}
         </div>
       </Panel>
+      <LineagePanel job={job} />
+      {forkAt !== null && <ForkDialog job={job} checkpoint={forkAt} onClose={() => setForkAt(null)} />}
       {resumeFrom !== null && <ResumeDialog job={job} checkpoints={items} checkpoint={resumeFrom} onClose={() => setResumeFrom(null)} />}
     </>
   );
 }
 
-function Row({ job, checkpoint, onResume }: { job: Job; checkpoint: Checkpoint; onResume: () => void }) {
+function Row({ job, checkpoint, onResume, onFork }: { job: Job; checkpoint: Checkpoint; onResume: () => void; onFork: () => void }) {
   const now = useNow();
   const [tone, meaning] = MARKS[checkpoint.status];
   const isUsable = checkpoint.status === "complete" || checkpoint.status === "verified";
@@ -54,10 +66,12 @@ function Row({ job, checkpoint, onResume }: { job: Job; checkpoint: Checkpoint; 
         <p>
           <span className={`badge ${tone}`} title={meaning}>{checkpoint.status}</span>
           {checkpoint.pinned && <span className="badge warn" title="Retention keeps it while a job needs it">pinned</span>}
+          {checkpoint.needed_by.map((need) => need.job_id !== job.id && <span key={need.job_id} className="badge warn" title="Retention keeps it until that job has saved twice">needed by <Link to="/jobs/$id" params={{ id: need.job_id }}><bdi>{need.name}</bdi></Link></span>)}
           <span>{checkpoint.ranks} × stage {checkpoint.stage}</span>
           <span>{formatBytes(checkpoint.bytes)}</span>
           {checkpoint.eval_loss !== null && <span>validation loss {formatNumber(checkpoint.eval_loss)}</span>}
           <span className="quiet" title={formatTime(checkpoint.created_at, now)}>{formatAge(checkpoint.created_at, now)} ago, in {formatDuration(checkpoint.seconds)}</span>
+          {checkpoint.verified_at && <span className="quiet" title={formatTime(checkpoint.verified_at, now)}>read back {formatAge(checkpoint.verified_at, now)} ago</span>}
         </p>
         {checkpoint.problem && <p style={{ color: "var(--bad)" }}><bdi>{checkpoint.problem}</bdi></p>}
         <p className="quiet">digest <span className="mono">{checkpoint.digest}</span> · <span className="mono">{checkpoint.folder}</span></p>
@@ -65,8 +79,10 @@ function Row({ job, checkpoint, onResume }: { job: Job; checkpoint: Checkpoint; 
       </div>
       <div className="checkpoint-actions">
         {isUsable && job.allowed_actions.includes("resume") && <button type="button" className="button" onClick={onResume}>Resume from here…</button>}
+        {isUsable && <button type="button" className="button" onClick={onFork} aria-label={`Fork at step ${checkpoint.step}`}>Fork…</button>}
         <Verify checkpoint={checkpoint} />
         {isUsable && <a className="button" href={`/v1/checkpoints/${checkpoint.id}/export`} download>Export</a>}
+        {isUsable && job.model_kind === "gpt" && <a className="button" href={`/v1/checkpoints/${checkpoint.id}/export?format=transformers`} download title="A folder that the transformers library loads, as one tar">For transformers</a>}
       </div>
     </article>
   );

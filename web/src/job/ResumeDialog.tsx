@@ -7,6 +7,7 @@ import { jobQuery } from "../api/queries";
 import { formatCount } from "../ui/format";
 import { Confirm } from "../ui/Confirm";
 import { tell } from "../ui/toasts";
+import { Preflight } from "./Preflight";
 
 interface Props {
   job: Job;
@@ -25,21 +26,15 @@ export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Pro
   const [ranks, setRanks] = useState(String(job.ranks));
   const [stage, setStage] = useState<Stage>("same");
   const [steps, setSteps] = useState(String(isDone ? 2 * job.steps : job.steps));
+  const zero = { ...(job.spec.zero as object | undefined), stage: Number(stage) as 0 | 1 | 2 | 3 };
+  const wish = {
+    ...(from ? { checkpoint: from } : {}),
+    ...(Number(ranks) !== job.ranks ? { ranks: Number(ranks) } : {}),
+    ...(stage !== "same" ? { zero: zero as never } : {}),
+    ...(Number(steps) !== job.steps ? { train: { steps: Number(steps) } } : {}),
+  };
   const resume = useMutation({
-    mutationFn: () => {
-      const zero = { ...(job.spec.zero as object | undefined), stage: Number(stage) as 0 | 1 | 2 | 3 };
-      return body(
-        api.POST("/v1/jobs/{job_id}/resume", {
-          params: { path: { job_id: job.id } },
-          body: {
-            ...(from ? { checkpoint: from } : {}),
-            ...(Number(ranks) !== job.ranks ? { ranks: Number(ranks) } : {}),
-            ...(stage !== "same" ? { zero: zero as never } : {}),
-            ...(Number(steps) !== job.steps ? { train: { steps: Number(steps) } } : {}),
-          },
-        }),
-      );
-    },
+    mutationFn: () => body(api.POST("/v1/jobs/{job_id}/resume", { params: { path: { job_id: job.id } }, body: wish })),
     onSuccess: (next) => {
       client.setQueryData(jobQuery(job.id).queryKey, next);
       void client.invalidateQueries({ queryKey: ["jobs"] });
@@ -73,6 +68,7 @@ export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Pro
           <input className="input" aria-label="Steps in all" type="number" min={isDone ? job.steps + 1 : 1} required value={steps} onChange={(event) => setSteps(event.target.value)} />
         </label>
       </div>
+      <Preflight job={job} wish={wish} />
       {isDone && <p className="quiet">All {formatCount(job.steps)} steps are done: it goes on for as many more as you ask.</p>}
       <p className="quiet">From 1 to {formatCount(job.micro_batches)} ranks and at every stage the parameters come out the same, bit for bit.</p>
     </Confirm>
