@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from server.controller.actions import Start
+from server.controller.stage import resolve_stage as resolve_for_slot
+from workers.contract import JobId
 from workers.planner import NeedsModel, SpecPlan, Where, plan_columns, plan_spec, resolve_stage
 from workers.spec import JobSpec, load_spec
 
@@ -139,6 +142,27 @@ def test_a_users_model_is_planned_by_building_it_elsewhere(tmp_path: Path, monke
         engine.close()
     broken = ask(load_spec(wanted.model_dump_json().replace("users_own_plan:build", "users_own_plan:broken")))
     assert broken.returncode == 1 and "broken() got an unexpected" in broken.stderr and broken.stdout == ""
+
+
+def test_a_users_model_for_gpus_gets_the_stage_that_fits_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Property: what fits decides, after the model was built elsewhere; one that cannot be built gets stage 1."""
+    from workers.model_plan import plans_of
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    layers = "nn.Sequential(*(nn.Linear(width, width) for _ in range(16)))"
+    code = USERS_OWN.replace("*(nn.Linear(width, width) for _ in range(3))", layers)
+    (tmp_path / "users_wide.py").write_text(code)
+    model = f"{{kind: python, entry: 'users_wide:build', path: {tmp_path}, kwargs: {{width: 512}}}}"
+    wanted = load_spec(f"name: x\nmodel: {model}\ndata: {{kind: text}}\ntrain: {{steps: 3, chunk: 1}}\n")
+    where = {"device": "cuda", "device_memory_bytes": 1 << 40}
+    (roomy,) = plans_of({"spec": wanted.model_dump(mode="json"), "ranks": [wanted.resources.ranks], "where": where})
+    least = min(roomy.stages, key=lambda each: each.total_bytes)
+    assert least.stage == 3 != roomy.advised_stage and roomy.activation_bytes is not None
+    memory = int((least.total_bytes + roomy.activation_bytes) / 0.9) + 1
+    start = Start(JobId("j"), "cuda", slot_memory_bytes=memory)
+    assert resolve_for_slot(wanted, start).zero.stage == 3
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert resolve_for_slot(wanted, start).zero.stage == 1
 
 
 def test_a_plan_for_many_ranks_and_layers_is_quick_and_small() -> None:
