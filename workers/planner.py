@@ -25,9 +25,10 @@ from workers.spec import (
     TokensData,
 )
 from workers.step_time import BASIS, Calibration, StepSeconds, Work, predict
+from zero_engine.advice import Advice, advise
 from zero_engine.config import ZeroConfig
 from zero_engine.layout import Layout, ParameterSpec
-from zero_engine.plan import Advice, Plan, advise
+from zero_engine.plan import Plan
 
 Device = Literal["cpu", "cuda"]
 STAGE_OF_UNKNOWN_MODEL = 1  # stage 0's traffic at any number of micro-batches, with fewer bytes

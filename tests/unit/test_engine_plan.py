@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from zero_engine.advice import advise
 from zero_engine.config import ZeroConfig
 from zero_engine.errors import ConfigError
 from zero_engine.layout import Layout, ParameterSpec
-from zero_engine.plan import advise, paper_bytes_per_parameter, plan_of
+from zero_engine.plan import paper_bytes_per_parameter, plan_of
 from zero_engine.windows import BackwardOrder, gathers_of_step
 
 
