@@ -183,7 +183,7 @@ class Training:
             rest = "; more of them are not reported one by one" if self.skipped == EVENTS_OF_A_KIND else ""
             self.reporter.event(
                 "step.skipped",
-                f"step {step} was skipped: its loss or gradient is not finite, weights and moments are as before{rest}",
+                f"{result.problem}: the step was skipped, weights and moments are as before{rest}",
                 step=step,
                 loss=result.loss,
                 grad_norm=result.grad_norm,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -380,6 +381,7 @@ def test_a_skipped_step_holds_the_learning_rate_back(gpt: Path) -> None:
     """Property: a step that is not finite changes nothing, is told, and the schedule goes on with the next one."""
     found = run(*users(gpt, "nan"), "--set", "train.schedule={kind: cosine, warmup_steps: 10, min_lr: 0.0}")
     assert found.code == 0 and "step.skipped" in found.errors
+    assert re.search(r"step \d+: the (loss of micro-batch \d+|gradient of parameter '[\w.]+') is", found.errors)
     rates = [line["lr"] for line in found.steps]
     skipped = [line["step"] for line in found.steps if line["loss"] == "NaN"]
     assert skipped == [2] and rates == pytest.approx([3e-5, 6e-5, 6e-5, 9e-5])

@@ -80,6 +80,23 @@ def test_one_rank_equals_an_ordinary_pytorch_loop(name: str) -> None:
     engine.close()
 
 
+def test_one_rank_with_clipping_is_an_ordinary_loop_to_a_millionth() -> None:
+    """torch multiplies each gradient by the factor, we the sums once: the weights agree to 1e-6 after clipped steps."""
+    engine = Engine(built(tied), ZeroConfig(1, 4, 4, gradient_clipping=0.5), AdamW(lr=1e-3, fused=False))
+    assert min(result.grad_norm for result in train(engine, 4)) > 0.5
+    model = built(tied)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(4):
+        for index in range(4):
+            (mean_loss(model, step, index) / 4).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    for (key, ours), theirs in zip(engine.module.named_parameters(), model.parameters(), strict=True):
+        assert (ours - theirs).abs().max().item() < 1e-6, key
+    engine.close()
+
+
 def test_ema_equals_an_average_kept_beside_a_plain_loop() -> None:
     """The average starts at the initial weights and follows every update."""
     engine = Engine(built(tied), ZeroConfig(3, 2, 2), EMA(AdamW(lr=1e-2), 0.9))
