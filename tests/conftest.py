@@ -24,12 +24,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
-RAY = {"ray", "ray_harness", "ray_folder"}  # fixtures of the service tests that need a head
+ONE_CORE = {"unit", "service"}  # folders of lane 1, but for the service tests with these fixtures
+RAY = {"ray", "ray_harness", "ray_folder"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--lane` for .ci/lanes; without it everything that was asked for runs."""
     parser.addoption("--lane", type=int, choices=(1, 2), help="1: what keeps one core busy; 2: what starts processes")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import a folder that is wholly in the other lane."""
+    lane = config.getoption("--lane")
+    if lane is None or collection_path.parent != session.ROOT / "tests" or not collection_path.is_dir():
+        return None
+    foreign = collection_path.name == "unit" if lane == 2 else collection_path.name not in ONE_CORE
+    return True if foreign else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,9 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def lane_of(item: pytest.Item) -> int:
     """Each test is in exactly one lane."""
-    folder = item.path.relative_to(session.ROOT / "tests").parts[0]
     needs_ray = not RAY.isdisjoint(getattr(item, "fixturenames", ())) or item.path.name == "test_ray_head.py"
-    return 1 if folder in ("unit", "service") and not needs_ray else 2
+    return 1 if item.path.relative_to(session.ROOT / "tests").parts[0] in ONE_CORE and not needs_ray else 2
 
 
 def pytest_sessionstart() -> None:
