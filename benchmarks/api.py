@@ -7,6 +7,7 @@ Fills a fresh SQLite file (or the empty database at --url) and asks the app over
     cancel    every queued job with one request
     chart     width 800 over one long series: from rollups, and zoomed to raw points
     report    a batch of one step and of a hundred steps, as rank 0 sends it
+    manifest  a checkpoint of 10,000 shards: its report, from the request to the commit
 CPU time is of this process: on a busy machine it says more than the wall.
 """
 
@@ -43,7 +44,9 @@ from server.states import Status
 from workers.contract import PointsRecord
 from workers.spec import parse_spec
 
-TARGET_SECONDS = {"jobs, newest first": 0.030, "chart, all of it": 0.100}
+MANIFEST = "manifest of 10,000 shards"
+TARGET_SECONDS = {"jobs, newest first": 0.030, "chart, all of it": 0.100, MANIFEST: 1.0}
+SHARDS = 10_000
 SPEC = {"name": "x", "model": {"kind": "mlp"}, "data": {"kind": "digits"}, "train": {"steps": 10_000_000}}
 NAMES = ("loss", "grad_norm", "lr", "tokens_per_second", "seconds", "seconds/forward", "seconds/backward", "bytes_sent")
 START = datetime(2026, 11, 29, tzinfo=UTC)
@@ -195,7 +198,23 @@ async def reports(client: httpx.AsyncClient, attempt_id: str, secret: str) -> li
             return await client.post("/v1/reports", json=batch(attempt_id, next(seq), steps), headers=own)
 
         rows.append(await measure(f"report of {steps} step(s)", ask, 20))
+
+    async def tell() -> httpx.Response:
+        number = next(seq)
+        body = {**batch(attempt_id, number, 0), "records": [manifest(number)]}
+        return await client.post("/v1/reports", json=body, headers=own)
+
+    rows.append(await measure(MANIFEST, tell, 5))
     return rows
+
+
+def manifest(step: int) -> dict[str, Any]:
+    """What rank 0 says of a checkpoint of 10,000 ranks."""
+    shards = [
+        {"rank": r, "file": f"rank-{r:05d}.safetensors", "bytes": 10**6, "checksum": "0" * 16} for r in range(SHARDS)
+    ]
+    head = {"kind": "checkpoint", "at": START.isoformat(), "step": step, "folder": f"step-{step:010d}-attempt-000001"}
+    return {**head, "digest": "0" * 16, "ranks": SHARDS, "stage": 1, "shards": shards, "seconds": 1.0}
 
 
 def show(rows: list[dict[str, Any]]) -> None:

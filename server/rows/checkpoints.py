@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
@@ -177,13 +177,13 @@ async def set_status(tx: Tx, checkpoint_id: str, status: CheckpointStatus, *, pr
 
 
 async def mark_corrupt_folder(tx: Tx, job_id: str, folder: str, problem: str) -> None:
-    """Mark a checkpoint that a rank could not read, by its folder."""
-    await tx.execute(
-        update(Checkpoint)
-        .where(Checkpoint.job_id == job_id, Checkpoint.folder == folder)
-        .values(status="corrupt", problem=problem)
-    )
-    tx.changed("checkpoints", job_id)
+    """Mark a checkpoint that a rank could not read, by its folder: one of the job, or the one it was forked from."""
+    origin = select(Job.forked_from).where(Job.id == job_id).scalar_subquery()
+    there = update(Checkpoint).where(Checkpoint.folder == folder, Checkpoint.status != "deleted")
+    of_job = or_(Checkpoint.job_id == job_id, Checkpoint.id == origin)
+    marked = there.where(of_job).values(status="corrupt", problem=problem).returning(Checkpoint.job_id)
+    for row in (await tx.execute(marked)).all():
+        tx.changed("checkpoints", row.job_id)
 
 
 async def pin_newest(tx: Tx, job_id: str) -> None:

@@ -11,11 +11,11 @@ from server.controller.storekeeper import REMOVING
 from server.db import Database
 from server.ids import new_id
 from server.migrations import upgrade
-from server.rows import checkpoints, jobs, readings
+from server.rows import checkpoints, jobs, readings, series
 from server.states import Action, Status
 from server.views import CheckpointView
 from tests.counted_calls import CountedCalls
-from tests.service.controller_world import ADA, World, in_world
+from tests.service.controller_world import ADA, Fault, World, in_world
 from tests.service.reports_by_hand import checkpoint
 from workers.contract import CheckpointRecord
 from zero_engine.catalog import list_checkpoints, verify
@@ -130,6 +130,19 @@ async def test_a_mark_does_not_bring_back_what_retention_took_meanwhile(world: W
         await checkpoints.set_status(tx, view.id, "deleted")
         assert not await readings.conclude(tx, view.id, readings.Reading(("missing",)), actor="controller")
     assert (await _views(world, job))[10].status == "deleted"
+
+
+@in_world()
+async def test_a_job_that_died_after_its_last_save_ends_without_another_step(world: World) -> None:
+    """Resumed at its last step there is nothing to train: succeeded at exactly the steps asked for."""
+    world.cluster.faults = [Fault("die", step=30)]
+    job = await world.submit(steps=30)
+    done = await world.until_status(job, Status.SUCCEEDED)
+    attempt = await world.attempt(job)
+    assert (done.attempt, done.step, attempt.resume_step) == (2, 30, 30)
+    async with world.database.read() as connection:
+        seen = await series.stats(connection, job)
+    assert {(each.attempt, each.last_step) for each in seen if each.name == "loss"} == {(1, 30)}
 
 
 # --- retention

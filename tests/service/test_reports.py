@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event as sqlalchemy_event
 
-from server.rows import attempts, jobs
+from server.db import Database
+from server.rows import attempts, checkpoints, jobs
 from server.states import AttemptStatus, Status
 from tests.service.conftest import Api
 from tests.service.reports_by_hand import Rank, checkpoint, log, phase, points, start_attempt
+from workers.contract import CheckpointRecord
 
 
 async def _series(api: Api, job_id: str, name: str = "loss") -> list[dict[str, Any]]:
@@ -232,6 +237,37 @@ async def test_a_checkpoint_said_twice_is_one_row(api: Api) -> None:
     assert (found["step"], found["bytes"], len(found["shards"]), found["status"]) == (10, 200, 2, "complete")
     events = (await api.admin.get(f"/v1/jobs/{job['id']}/events")).json()["items"]
     assert [e["action"] for e in events].count("checkpoint.saved") == 1
+
+
+async def test_a_manifest_of_ten_thousand_shards_is_as_many_statements_as_one_of_two(api: Api) -> None:
+    """One call of the driver for all rows of a checkpoint, whatever their number."""
+    job = await api.submit()
+    counts = []
+    for step, ranks in ((1, 2), (2, 10_000)):
+        record = CheckpointRecord.model_validate(checkpoint(step, ranks=ranks))
+        with counted_statements(api.database) as statements:
+            async with api.database.write() as tx:
+                assert await checkpoints.record(tx, job["id"], 1, record) is not None
+        counts.append(len(statements))
+    assert counts[0] == counts[1] <= 6, counts
+    async with api.database.read() as connection:
+        views = await checkpoints.views(connection, job_id=job["id"])
+    assert [len(view.shards) for view in views] == [10_000, 2]
+
+
+@contextmanager
+def counted_statements(database: Database) -> Iterator[list[str]]:
+    """The statements that the writer hands to its driver meanwhile."""
+    engine, seen = database._writer.sync_engine, list[str]()
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        seen.append(statement)
+
+    sqlalchemy_event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        sqlalchemy_event.remove(engine, "before_cursor_execute", note)
 
 
 async def test_a_checkpoint_that_a_rank_refused_is_marked_and_named(api: Api) -> None:
