@@ -4,6 +4,7 @@ import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import type { Job } from "../api/client";
 import { checkpointsQuery, explainQuery } from "../api/queries";
+import { plain } from "../ui/ansi";
 import { useNow } from "../ui/clock";
 import { formatAge, formatCount, formatDuration, formatNumber, formatShort, formatTime, secondsBetween, shortId, toNumber } from "../ui/format";
 import { Notice } from "../ui/pieces";
@@ -109,11 +110,11 @@ function Failure({ job }: { job: Job }) {
     <div className="notice bad failure">
       <div>
         <p><b>{error.type}</b>{error.rank !== null && <span className="quiet"> on rank {error.rank}, the first to fail</span>}</p>
-        <p><bdi>{error.message}</bdi></p>
+        <p><bdi>{plain(error.message)}</bdi></p>
         {error.traceback && (
           <details>
             <summary>Traceback</summary>
-            <pre tabIndex={0}>{error.traceback}</pre>
+            <pre tabIndex={0}>{plain(error.traceback)}</pre>
           </details>
         )}
       </div>

@@ -12,3 +12,7 @@ it("leaves every script and every angle bracket alone", () => {
 it("makes other control characters visible", () => {
   expect(plain("a\u0000b\u007f")).toBe("a␀b␡");
 });
+
+it("does not let a text be shown as another than it is", () => {
+  expect(plain("invoice\u202egnp.exe \u2067עברית\u2069")).toBe("invoice\ufffdgnp.exe \u2067עברית\u2069");
+});
