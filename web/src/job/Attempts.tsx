@@ -29,7 +29,7 @@ export function AttemptStrip({ job }: { job: Job }) {
               <th scope="col">Started</th>
               <th scope="col" className="num">Took</th>
               <th scope="col">Digest</th>
-              <th scope="col">Why</th>
+              <th scope="col" className="why">Why</th>
             </tr>
           </thead>
           <tbody>
@@ -42,7 +42,7 @@ export function AttemptStrip({ job }: { job: Job }) {
                 <td className="nowrap">{formatTime(attempt.created_at, now)}</td>
                 <td className="num">{formatDuration(secondsBetween(attempt.created_at, attempt.ended_at ?? now))}</td>
                 <td className="mono">{attempt.digest ?? "–"}</td>
-                <td>
+                <td className="why">
                   {attempt.reason && <Reason text={attempt.reason.sentence} />}
                   {attempt.resumed_from_step !== null && <p className="quiet">from the checkpoint at step {formatCount(attempt.resumed_from_step)}</p>}
                 </td>
