@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -10,12 +11,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from server.exporting import archive
+from workers.spec import read_spec_file
+from zero_engine.catalog import list_checkpoints, read_manifest
+from zero_engine.store import LocalStore
 
 ROOT = Path(__file__).resolve().parents[2]
 MLP = """\
@@ -459,3 +466,22 @@ def test_the_best_and_every_nth_checkpoint_stay_beside_the_latest(mlp: Path) -> 
     best = min(losses, key=lambda step: (losses[step], -step))
     kept = {int(folder.name.split("-")[1]) for folder in store.glob("step-*")}
     assert kept == {best, 4, 7, 8}
+
+
+def test_a_run_begins_with_the_weights_and_tokenizer_of_an_exported_folder(gpt: Path) -> None:
+    """Property: the validation loss before step 1 is the one that the exported run ended with, in shards too."""
+    store = LocalStore(gpt.parent / "checkpoints")
+    first = run(gpt, "--checkpoints", str(store.root))
+    assert first.code == 0, first.errors
+    (name,) = [each for each in list_checkpoints(store) if each.step == 4]
+    made = archive(store, read_manifest(store, name.folder), read_spec_file(gpt), "transformers", None)
+    folder = gpt.parent / "export"
+    with tarfile.open(fileobj=io.BytesIO(b"".join(made.pieces()))) as tar:
+        tar.extractall(folder, filter="data")
+    tokenizer = {"kind": "file", "path": str(folder / "tokenizer.json")}
+    begins = ("--set", f"model.start={folder}", "--set", f"data.tokenizer={json.dumps(tokenizer)}")
+    again = run(gpt, *begins, "--set", "zero.stage=3", "--set", "train.seed=7", "--set", "train.steps=1")
+    assert again.code == 0, again.errors
+    assert again.summary["eval_loss_before"] == first.steps[-1]["eval_loss"]
+    refused = run(gpt, *begins, "--set", "model.layers=3")
+    assert refused.code == 2 and "use 2" in refused.errors

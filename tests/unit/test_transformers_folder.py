@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from server.cli.errors import BadInput
+from server.cli.fork_commands import with_folder
 from server.errors import ApiError
 from server.exporting import Archive, archive
 from tests.unit.checkpoint_by_hand import ByHand
@@ -141,6 +143,9 @@ def test_a_job_begins_with_the_weights_and_the_tokenizer_of_a_folder(tmp_path: P
     begun = spec_of(tmp_path, True, **tokenizer)
     begun = begun.model_copy(update={"model": begun.model.model_validate(read_folder(folder).fields())})
     assert path_problems(begun, [tmp_path]) == []
+    assert with_folder(spec.model_dump(mode="json"), folder) == begun.model_dump(mode="json")
+    with pytest.raises(BadInput, match="cannot be read"):
+        with_folder(spec.model_dump(mode="json"), tmp_path)
     again = model_of(begun, 280)
     for name, parameter in ours.named_parameters():
         assert torch.equal(dict(again.named_parameters())[name], parameter), name
