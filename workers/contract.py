@@ -185,6 +185,13 @@ class LedgerRecord(Message):
     seconds: dict[str, float]  # purpose -> seconds
 
 
+class AliveRecord(Message):
+    """The rank lives and waits for something outside, such as a store: no progress, but no silence either."""
+
+    kind: Literal["alive"] = "alive"
+    at: AwareDatetime
+
+
 class EventRecord(Message):
     """Something a person should know: a checkpoint refused, evaluation off, a non-finite step skipped."""
 
@@ -228,6 +235,7 @@ Record = Annotated[
     | CheckpointRecord
     | PlanRecord
     | LedgerRecord
+    | AliveRecord
     | EventRecord
     | ResultRecord,
     Field(discriminator="kind"),

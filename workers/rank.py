@@ -75,7 +75,8 @@ def _train(order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -
     progressed = Progressed()
     if order.resume is not None:
         reporter.phase("restoring")
-        progressed = restore(order, order.resume, engine, data, reporter)
+        with reporter.alive():
+            progressed = restore(order, order.resume, engine, data, reporter)
     elif order.spec.zero.self_test:
         _test_engine(order, engine, data, loss)
         reporter.event("engine.tested", "two steps of this model were equal to the plain loop, bit for bit")

@@ -6,7 +6,9 @@ A line is handed to the kernel in one call, so that the tail survives the rank's
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +16,7 @@ from typing import Any, Literal
 from workers.contract import (
     RESULT_FILE,
     SPOOL_FILE,
+    AliveRecord,
     EventRecord,
     PhaseRecord,
     PointsRecord,
@@ -23,6 +26,7 @@ from workers.contract import (
 )
 
 Phase = Literal["started", "preparing", "joining", "building", "restoring", "training", "saving", "finished"]
+ALIVE_SECONDS = 5.0  # between signs of life of a rank that waits
 DIGEST_ACTION = "run.digest"  # data: step, digest
 
 
@@ -52,6 +56,23 @@ class Reporter:
     def phase(self, phase: Phase) -> None:
         """The rank enters a phase."""
         self.add(PhaseRecord(at=self.time(), phase=phase))
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """While the block waits for something outside, say now and then that the rank lives."""
+        done = threading.Event()
+
+        def tell() -> None:
+            while not done.wait(ALIVE_SECONDS):
+                self.add(AliveRecord(at=self.time()))
+
+        thread = threading.Thread(target=tell, name="shardyard-alive", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def points(self, step: int, values: dict[str, float]) -> None:
         """Values of series at a step."""

@@ -891,6 +891,22 @@ export interface components {
             jobs: string[];
         };
         /**
+         * AliveRecord
+         * @description The rank lives and waits for something outside, such as a store: no progress, but no silence either.
+         */
+        AliveRecord: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "alive";
+        };
+        /**
          * AttemptStatus
          * @description Where an attempt is.
          *
@@ -3846,7 +3862,7 @@ export interface components {
             /** Rank */
             rank: number;
             /** Records */
-            records: (components["schemas"]["PhaseRecord"] | components["schemas"]["PointsRecord"] | components["schemas"]["MemoryRecord"] | components["schemas"]["LogRecord"] | components["schemas"]["CheckpointRecord"] | components["schemas"]["PlanRecord"] | components["schemas"]["LedgerRecord"] | components["schemas"]["EventRecord"] | components["schemas"]["ResultRecord"])[];
+            records: (components["schemas"]["PhaseRecord"] | components["schemas"]["PointsRecord"] | components["schemas"]["MemoryRecord"] | components["schemas"]["LogRecord"] | components["schemas"]["CheckpointRecord"] | components["schemas"]["PlanRecord"] | components["schemas"]["LedgerRecord"] | components["schemas"]["AliveRecord"] | components["schemas"]["EventRecord"] | components["schemas"]["ResultRecord"])[];
             /** Seq */
             seq: number;
         };
