@@ -5,6 +5,9 @@
 The ranks are those of any attempt; what they save goes to a folder that is removed. Compared are the loss and gradient
 norm of each step that was recorded, and every block of every checkpoint that stands in the store at a step on the way.
 The number of ranks and the stage need not be those of the run: they never change a bit.
+
+Note: why the store is asked in another process first. The ranks are forks of this process, and a client of S3 starts
+threads that a fork does not have.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import json
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from workers.contract import AttemptId, EventRecord, JobId, LaunchOrder, Rank, ResumeFrom
 from workers.local_lines import Lines, StepLine
@@ -26,7 +31,9 @@ from workers.spec import JobSpec, SpecError, read_spec_file
 
 if TYPE_CHECKING:
     from zero_engine.catalog import CheckpointName
-    from zero_engine.store import Store
+    from zero_engine.manifest import Manifest
+
+T = TypeVar("T")
 
 EXACT, DIFFERS, CANNOT = 0, 1, 2  # exit codes
 COMPARED = ("loss", "grad_norm")
@@ -47,6 +54,7 @@ class Rerun:
     first: int  # step of that checkpoint
     until: int  # last step that is made
     milestones: tuple[tuple[int, str], ...]  # (step, folder) of the checkpoints on the way
+    manifest: Manifest = field(repr=False)  # of the start
 
 
 @dataclass
@@ -81,11 +89,11 @@ class Findings:
         return f"Differs first at step {self.differs_at}, in {', '.join(self.differs_in[:8])} ({what} were compared)."
 
 
-def choose(store: Store, url: str, start: str | None, steps: int | None, recorded: Recorded) -> Rerun:
-    """Which checkpoint to start from, and how far to go. Raises CannotVerifyError, StoreError."""
+def choose(url: str, start: str | None, steps: int | None, recorded: Recorded) -> Rerun:
+    """Which checkpoint to start from, and how far to go. Raises CannotVerifyError, CheckpointError, StoreError."""
     from zero_engine.catalog import list_checkpoints
 
-    names = sorted(list_checkpoints(store), key=lambda name: (name.step, name.fence))
+    names = sorted(list_checkpoints(open_store(url)), key=lambda name: (name.step, name.fence))
     known = {name.folder: name for name in names}
     if start is not None and start not in known:
         raise CannotVerifyError(f"there is no checkpoint {start}; there are: {', '.join(known) or 'none'}")
@@ -98,11 +106,38 @@ def choose(store: Store, url: str, start: str | None, steps: int | None, recorde
 
 
 def _rerun(url: str, chosen: CheckpointName, names: Sequence[CheckpointName], steps: int | None, last: int) -> Rerun:
+    from zero_engine.catalog import read_manifest
+
     later = [name for name in names if name.step > chosen.step and name.fence >= chosen.fence]
     usual = later[0].step if later else last
+    manifest = read_manifest(open_store(url), chosen.folder)
     until = min(last, chosen.step + steps) if steps is not None else usual
     on_the_way = {name.step: name.folder for name in later if name.step <= until}  # of one step the newest attempt
-    return Rerun(url, chosen.folder, chosen.step, until, tuple(on_the_way.items()))
+    return Rerun(url, chosen.folder, chosen.step, until, tuple(on_the_way.items()), manifest)
+
+
+def in_another_process(function: Callable[..., T], *given: Any) -> T:
+    """What a call returns or raises that may leave threads behind."""
+    ours, theirs = Pipe(duplex=False)
+    child = get_context("fork").Process(target=_answer, args=(theirs, function, given))
+    child.start()
+    theirs.close()
+    try:
+        good, value = ours.recv()
+    except EOFError:
+        good, value = False, CannotVerifyError("the process that asked the store ended without an answer")
+    child.join()
+    if not good:
+        raise value
+    found: T = value
+    return found
+
+
+def _answer(pipe: Connection, function: Callable[..., T], given: tuple[Any, ...]) -> None:
+    try:
+        pipe.send((True, function(*given)))
+    except Exception as error:
+        pipe.send((False, error))
 
 
 def run_again(spec: JobSpec, rerun: Rerun, recorded: Recorded, data_dir: Path) -> Findings:
@@ -133,9 +168,7 @@ def run_again(spec: JobSpec, rerun: Rerun, recorded: Recorded, data_dir: Path) -
 
 
 def _orders(spec: JobSpec, rerun: Rerun, folder: Path, port: int, data_dir: Path) -> list[LaunchOrder]:
-    from zero_engine.catalog import read_manifest
-
-    manifest = read_manifest(open_store(rerun.store), rerun.start)
+    manifest = rerun.manifest
     then = manifest.progress.schedule.get("steps", spec.train.steps)
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"steps": max(int(then), rerun.until)})})
     stage = manifest.stage if spec.zero.stage == "auto" else spec.zero.stage
@@ -228,7 +261,7 @@ def _verify(given: argparse.Namespace) -> int:
     recorded = _read_recorded(given.recorded)
     try:
         spec = read_spec_file(given.spec, given.set)
-        rerun = choose(open_store(store), store, given.start, given.steps, recorded)
+        rerun = in_another_process(choose, store, given.start, given.steps, recorded)
         findings = run_again(spec, rerun, recorded, given.data_dir.expanduser().absolute())
     except (CheckpointError, StoreError, OSError) as error:
         raise CannotVerifyError(str(error)) from error
