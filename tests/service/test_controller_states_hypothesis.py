@@ -26,7 +26,7 @@ from tests.service.controller_world import Fault, World
 
 T = TypeVar("T")
 SLOTS = 3
-HISTORIES = int(os.environ.get("HISTORIES", "0"))  # so many random ones; 0: a few, the same every time
+MANY = 150  # histories
 FAULTS = st.builds(
     Fault,
     kind=st.sampled_from(["raise", "die", "exit", "lose", "hang", "deaf", "silent"]),
@@ -166,32 +166,50 @@ class Histories(RuleBasedStateMachine):
         assert world.free_slots() == SLOTS
 
 
-@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
-def test_no_history_breaks_the_table_or_leaves_anything_behind(
-    database_url: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """Every example starts from an empty database of its own."""
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Makes the URL of an empty database, as often as it is called."""
     numbers = iter(range(10**6))
-    template = request.getfixturevalue("sqlite_template")
 
-    def make_url() -> str:
-        if database_url.startswith("sqlite"):
-            path = tmp_path / f"{next(numbers)}.db"
-            path.write_bytes(template.read_bytes())
-            return f"sqlite:///{path}"
+    def of_file() -> str:
+        path = tmp_path / f"{next(numbers)}.db"
+        path.write_bytes(request.getfixturevalue("sqlite_template").read_bytes())
+        return f"sqlite:///{path}"
+
+    def of_server() -> str:
         server, name = request.getfixturevalue("postgres"), f"h{os.getpid()}_{next(numbers)}"
         server.psql(f"CREATE DATABASE {name} TEMPLATE template")
         return str(server.get_uri(name))
 
-    machine = type("Machine", (Histories,), {"make_url": staticmethod(make_url), "folder": tmp_path})
+    return of_file if request.param == "sqlite" else of_server
+
+
+def live_through(new_url: Callable[[], str], folder: Path, histories: int, same_every_time: bool) -> None:
+    """Every history starts from an empty database of its own."""
+    machine = type("Machine", (Histories,), {"make_url": staticmethod(new_url), "folder": folder})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=HISTORIES or (6 if database_url.startswith("sqlite") else 2),
+            max_examples=histories,
             stateful_step_count=25,
             deadline=None,
-            derandomize=HISTORIES == 0,
+            derandomize=same_every_time,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
         ),
     )
+
+
+@pytest.mark.parametrize(("new_url", "few"), [("sqlite", 4), ("postgresql", 2)], indirect=["new_url"])
+def test_no_history_breaks_the_table_or_leaves_anything_behind(
+    new_url: Callable[[], str], few: int, tmp_path: Path
+) -> None:
+    """A few histories, the same every time."""
+    live_through(new_url, tmp_path, few, same_every_time=True)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_random_histories_break_nothing_either(new_url: Callable[[], str], tmp_path: Path) -> None:
+    """Others every time; a failure prints how to repeat it."""
+    live_through(new_url, tmp_path, MANY, same_every_time=False)
