@@ -92,9 +92,7 @@ def _run(rank: Rank, config: ZeroConfig, loop: Callable[[Any, int], list[Any]]) 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("loop", [_two_backwards, _weighted, _disturbed], ids=lambda loop: loop.__name__[1:])
-def test_unusual_loops_equal_the_plain_loop(
-    pool: Pool, loop: Callable[[Any, int], list[Any]], precision: str
-) -> None:
+def test_unusual_loops_equal_the_plain_loop(pool: Pool, loop: Callable[[Any, int], list[Any]], precision: str) -> None:
     """Several backward calls, token weights, evaluation and exceptions in between: the same bits as the reference."""
     reference = reference_of(ZeroConfig(**NUMBERS, precision=precision))
     results = (train if loop is _disturbed else loop)(reference, 3)
@@ -251,8 +249,8 @@ def test_one_rank_that_raises_ends_all_within_ten_seconds(pool: Pool, stage: int
     pool.stop()
 
 
-def _order_differs(rank: Rank, transport: str) -> str:
-    engine = engine_of(rank, ZeroConfig(3, 2, 1, transport=transport))
+def _order_differs(rank: Rank, stage: int, transport: str) -> str:
+    engine = engine_of(rank, ZeroConfig(stage, 2, 1, transport=transport))
     if rank.rank == 1:
         model: Any = engine.module
         model.blocks = nn.ModuleList(reversed(model.blocks))
@@ -266,9 +264,10 @@ def _order_differs(rank: Rank, transport: str) -> str:
 
 
 @pytest.mark.parametrize("transport", ["group", "shared"])
-def test_diverging_control_flow_is_an_error_that_names_the_modules(pool: Pool, transport: str) -> None:
+@pytest.mark.parametrize("stage", [2, 3])
+def test_diverging_control_flow_is_an_error_that_names_the_modules(pool: Pool, stage: int, transport: str) -> None:
     """Ranks that run their blocks in another order are told so, and where each of them is."""
-    texts = pool.run(2, _order_differs, transport)
+    texts = pool.run(2, _order_differs, stage, transport)
     assert any("DivergedError" in text and "blocks.0" in text and "blocks.3" in text for text in texts), texts
     pool.stop()
 
