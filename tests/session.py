@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ def memory_folder() -> Path:
 
 def watch() -> None:
     """Mark what this process starts from now on, and start the reaper that ends it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts a background job
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what we start must hear a Ctrl-C
     me, mark = own_identity(), folder().name
     environment = dict(os.environ)
     os.environ[MARK] = mark
