@@ -7,6 +7,7 @@ Starts a service of its own in a temporary folder (its own Ray head, SQLite, a f
                (idle Ray workers had time to be filled up again), and back to back (they had not)
     cancel     from before POST .../cancel to the status `cancelled`, which is set after the release was seen
     adoption   kill -9 of the server: from the restarted API's first answer to the event `attempt.adopted`
+    recovery   kill -9 of a rank that trains: to each phase and the first step of the next attempt, from a checkpoint
     memory     PSS by process with nothing running
     peers      the same model under torchrun and Ray Train, from the start of the command; Ray Train on a warm head of
                its own, in an interpreter of its own (without one the commands that make it are printed)
@@ -115,7 +116,8 @@ class Service:
 
     def spool(self, job_id: str) -> list[dict[str, Any]]:
         """Records that rank 0 of the newest attempt wrote."""
-        attempt = self.client.get(f"/v1/jobs/{job_id}/attempts").json()["items"][-1]["id"]
+        items = self.client.get(f"/v1/jobs/{job_id}/attempts").json()["items"]
+        attempt = max(items, key=lambda item: int(item["number"]))["id"]
         lines = (self.folder / "ranks" / attempt / "0" / "spool.jsonl").read_text().split("\n")
         return [json.loads(line) for line in lines[:-1]]  # the last one may be half written
 
@@ -200,6 +202,28 @@ def adopt_once(service: Service) -> float:
     service.post(f"/v1/jobs/{job_id}/kill")
     service.wait_status(job_id, "cancelled")
     return seconds
+
+
+def recover_once(service: Service) -> dict[str, float]:
+    """Seconds from the kill of rank 1 to each phase of the next attempt and to its first step."""
+    wish = spec(steps=1_000_000, eval={"every": 0})
+    job_id = service.post("/v1/jobs", {**wish, "checkpoint": {"every": 200}})["id"]
+    attempts = f"/v1/jobs/{job_id}/attempts"
+    until(lambda: service.client.get(f"/v1/jobs/{job_id}/checkpoints").json()["items"])
+    victim = service.job(job_id)["current_attempt"]["rank_states"][1]["pid"]
+    begun = time.time()
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: (first := service.client.get(attempts).json()["items"][0])["number"] == 2 and first["last_step"])
+    records = service.spool(job_id)
+    service.post(f"/v1/jobs/{job_id}/kill")
+    service.wait_status(job_id, "cancelled")
+    seen: dict[str, float] = {}
+    for record in records:
+        if record["kind"] == "phase":
+            seen.setdefault(record["phase"], seconds_since(begun, record["at"]))
+        elif record["kind"] == "points":
+            seen.setdefault("first step", seconds_since(begun, record["at"]))
+    return {phase: seen[phase] for phase in (*PHASES[1:-1], "restoring", "first step") if phase in seen}
 
 
 def idle_memory(service: Service) -> dict[str, int]:
@@ -321,6 +345,10 @@ def main() -> None:
         numbers["in_a_row"] = show("submit, back to back", [row["first step"] for row in in_a_row])
         numbers["cancel"] = show("cancel to released", [cancel_once(service) for _ in range(max(repeats // 2, 1))])
         numbers["adopt"] = show("restart to adopted", [adopt_once(service) for _ in range(3)])
+        recovered = [recover_once(service) for _ in range(3)]
+        numbers["recovery"] = show("killed rank to first step", [row["first step"] for row in recovered])
+        numbers["recovery_phases"] = {name: statistics.median(row[name] for row in recovered) for name in recovered[0]}
+        print("   by phase: " + ", ".join(f"{name} {s:.3f}" for name, s in numbers["recovery_phases"].items()))
         threading.Event().wait(2 * WARM_SECONDS)
         numbers["idle"] = idle_memory(service)
     if options.peers:

@@ -77,7 +77,7 @@ def create_app(
         GZipMiddleware,
         minimum_size=1000,
         compresslevel=4,
-        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream"),
+        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream", "application/x-tar"),
     )
     app.add_middleware(SafeHeaders)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

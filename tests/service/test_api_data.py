@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,14 @@ async def test_an_export_is_one_safetensors_file_of_announced_length(api: Api) -
     tensors = load(answer.content)
     assert {"embed.weight", "blocks.0.bias", "scale", "nothing", "norm.mean"} <= set(tensors)
     assert "head.weight" not in tensors and tensors["embed.weight"].shape == (40, 10)
+    tar = await api.admin.get(path, params={"format": "folder"})
+    assert int(tar.headers["content-length"]) == len(tar.content) and tar.headers["content-type"] == "application/x-tar"
+    with tarfile.open(fileobj=io.BytesIO(tar.content)) as unpacked:
+        assert unpacked.getnames() == ["config.json", "model.safetensors"]
+        inside = unpacked.extractfile("model.safetensors")
+        assert inside is not None and inside.read() == answer.content
+    refused = await api.admin.get(path, params={"format": "transformers"})
+    assert (refused.status_code, refused.json()["code"]) == (422, "export_refused")
     half = await api.admin.get(path, params={"dtype": "bf16"})
     assert len(half.content) < len(answer.content)
     assert (await api.admin.get(f"/v1/checkpoints/{new_id()}/export")).status_code == 404
