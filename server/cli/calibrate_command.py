@@ -21,7 +21,7 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measure matrix products, memory and exchange between ranks; plans then predict step times from them."""
-    command = [sys.executable, "-m", "workers.calibrate", "--data-dir", str(data_folder(data_dir))]
+    command = [sys.executable, "-P", "-m", "workers.calibrate", "--data-dir", str(data_folder(data_dir))]
     command += ["--seconds", str(seconds), *(["--device", device] if device else [])]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
