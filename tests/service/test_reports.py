@@ -370,3 +370,21 @@ def test_ranks_by_hand_number_their_batches() -> None:
     """The sender of these tests counts as the real one."""
     rank = Rank("a", 1, 0, "t")
     assert [rank.batch()["seq"], rank.batch()["seq"]] == [1, 2]
+
+
+async def test_each_phase_of_the_newest_watched_step_is_kept_with_its_activations(api: Api) -> None:
+    """What the page shows within a step: categories of every phase, pinned memory among them, beside the peaks."""
+    job = await api.submit()
+    rank = await start_attempt(api.database, job["id"])
+    when = points(1, {})["at"]
+    names = ("forward", "backward", "reduce", "update", "gather", "peak")
+    held = {"forward": 40, "backward": 60, "reduce": 20, "update": 1, "gather": 2, "peak": 60}
+    for step in (1, 5):
+        row = {"kind": "memory", "at": when, "step": step, "params": 10, "pinned": 7}
+        await rank.report(api, *({**row, "phase": name, "activations": step * held[name]} for name in names))
+    memory = (await api.admin.get(f"/v1/jobs/{job['id']}/memory")).json()
+    found = {sample["phase"]: (sample["step"], sample["activations"], sample["pinned"]) for sample in memory["phases"]}
+    assert found == {name: (5, 5 * held[name], 7) for name in names}
+    assert {(sample["step"], sample["phase"]) for sample in memory["samples"]} == {
+        (s, n) for s in (1, 5) for n in names
+    }
