@@ -114,9 +114,9 @@ async def test_a_body_above_the_limit_is_413_whether_its_length_is_announced_or_
 
 
 async def test_an_answer_does_not_grow_with_the_number_of_mistakes(api: Api) -> None:
-    """Ten thousand unknown fields: the number is said, the first fifty are shown."""
-    answer = await api.admin.post("/v1/jobs", json=_spec(**{f"k{number}": 1 for number in range(10_000)}))
-    assert answer.status_code == 422 and answer.json()["detail"].startswith("10000 problems")
+    """A thousand unknown fields: the number is said, the first fifty are shown."""
+    answer = await api.admin.post("/v1/jobs", json=_spec(**{f"k{number}": 1 for number in range(1_000)}))
+    assert answer.status_code == 422 and answer.json()["detail"].startswith("1000 problems")
     assert len(answer.json()["errors"]) == 50
 
 
