@@ -48,6 +48,7 @@ class Memory:
     unknown_since: dict[AttemptId, datetime] = field(default_factory=dict)
     signed_at: datetime | None = None  # when signs of life were last written
     nodes: tuple[Node, ...] | None = None  # as last written
+    marked: bool = False  # a checkpoint was read back: retention may see others as the newest verified
     surveyed: bool = False  # the store was looked through for jobs that a new database does not know
 
 
@@ -134,7 +135,8 @@ class Reconciler:
         await self._note(snapshot.cluster, loaded)
         for key, commands in _grouped(plan(snapshot, self._clock())).items():
             self._begin(key, self._carry_out(commands))
-        if self._unsettled or snapshot.attempts or not self._memory.surveyed:
+        if self._unsettled or snapshot.attempts or self._memory.marked or not self._memory.surveyed:
+            self._memory.marked = False
             self._begin("store", self._keep_store())
         if self._scrubber.is_due and (self._scrub is None or self._scrub.done()):
             self._scrub = asyncio.create_task(self._read_back(), name="scrub")
@@ -234,7 +236,7 @@ class Reconciler:
 
     async def _read_back(self) -> None:
         try:
-            await self._scrubber.work()
+            self._memory.marked |= await self._scrubber.work()
         except LeaseLost:
             log.warning("controller.lease_lost command=scrub")
         except Exception:  # the loop must outlive every reading

@@ -55,15 +55,15 @@ class Scrubber:
         """Read no more. Safe from any thread."""
         self._stopping.set()
 
-    async def work(self) -> None:
-        """Read one checkpoint that is due, if any, and mark it. Raises LeaseLost."""
+    async def work(self) -> bool:
+        """Read one checkpoint that is due, if any, and mark it; whether there was one. Raises LeaseLost."""
         now = self._database.now()
         async with self._database.read() as connection:
             ref = await readings.next_due(connection, now - timedelta(days=self._settings.scrub_days))
             done = frozenset[int]() if ref is None else await readings.read_already(connection, ref)
         if ref is None:
             self._look_at = now + timedelta(seconds=IDLE_SECONDS)
-            return
+            return False
         try:
             await self._read(ref, done)
         except StoreError as error:
@@ -71,6 +71,7 @@ class Scrubber:
             self._look_at = now + timedelta(seconds=AWAY_SECONDS)
         except _Stopped:
             log.info("scrub.stopped job=%s folder=%s", ref.job_id, ref.folder)
+        return True
 
     async def _read(self, ref: CheckpointRef, done: frozenset[int]) -> None:
         store = self._open_store(self._settings.job_store(ref.job_id))

@@ -15,7 +15,7 @@ from server.rows import checkpoints, jobs, readings, series
 from server.states import Action, Status
 from server.views import CheckpointView
 from tests.counted_calls import CountedCalls
-from tests.service.controller_world import ADA, Fault, World, in_world
+from tests.service.controller_world import ADA, BOTH, Fault, World, in_world
 from tests.service.reports_by_hand import checkpoint
 from workers.contract import CheckpointRecord
 from zero_engine.catalog import list_checkpoints, verify
@@ -65,12 +65,12 @@ async def _orphans(world: World) -> list[tuple[str, str]]:
 # --- reading back
 
 
-@in_world(**BRISK)
+@in_world(databases=BOTH, **BRISK)
 async def test_the_background_reads_every_checkpoint_back_and_marks_it(world: World) -> None:
-    """Whole ones become verified with their time and an event; nobody asked for it."""
+    """Whole ones become verified with their time and an event; then retention lets go of what it kept for them."""
     job = await world.submit(steps=30)
     await world.until_status(job, Status.SUCCEEDED)
-    await world.look(3, seconds=6.0)
+    await world.look(6, seconds=6.0)
     left = [view for view in (await _views(world, job)).values() if view.status != "deleted"]
     assert len(left) == 2
     assert all(view.status == "verified" and view.verified_at is not None for view in left)
@@ -270,7 +270,7 @@ async def _reinstall(world: World) -> None:
     world.restart()
 
 
-@in_world()
+@in_world(databases=BOTH)
 async def test_a_fork_holds_its_origin_until_it_has_two_of_its_own(world: World) -> None:
     """Retention of the parent goes on around it, and takes it when the fork has saved twice."""
     job = await world.submit(steps=60, checkpoint={"every": 10, "keep_latest": 2})
