@@ -22,6 +22,7 @@ Rank = NewType("Rank", int)
 ORDER_FILE = "order.json"  # LaunchOrder of this rank, in its folder
 SPOOL_FILE = "spool.jsonl"  # one Record per line, append only
 OUTPUT_FILE = "output.log"  # stdout and stderr of the rank, raw bytes
+DISK_EXIT = 74  # exit code (EX_IOERR) of a rank that could not write how it ended
 RESULT_FILE = "result.json"  # ResultRecord, written atomically before the rank exits
 STOP_FILE = "stop"  # its presence asks the rank to checkpoint and leave at the next step boundary
 EVAL_LOSS = "eval_loss"  # in a manifest's progress: the validation loss of its step, where it was measured

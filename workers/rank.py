@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from workers.build import Loss, build_model, loss_of, moved, optimizer_of, prepare_device, start_of
-from workers.contract import LaunchOrder, PlanRecord, ResultRecord
+from workers.contract import DISK_EXIT, LaunchOrder, PlanRecord, ResultRecord
 from workers.data.batches import Data
 from workers.data.opening import open_data
 from workers.failures import error_info
@@ -36,7 +36,11 @@ def main(order: LaunchOrder, listen_fd: int | None) -> int:
     except BaseException as error:  # also SystemExit and KeyboardInterrupt of the user's code
         traceback.print_exc()
         result = _failed(reporter, error)
-    reporter.result(result)
+    try:
+        reporter.result(result)
+    except OSError:  # a full disk: the exit code alone says so
+        traceback.print_exc()
+        return DISK_EXIT
     reporter.close()
     return 0 if result.error is None else FAILED_EXIT
 

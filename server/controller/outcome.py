@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from server.controller.actions import Data
 from server.reasons import REASONS
 from server.states import STOP_REASONS, Desired
-from workers.contract import ResultRecord
+from workers.contract import DISK_EXIT, ResultRecord
 
 PEER_LOST = "peer_lost"
 REASON_OF = {  # codes of the engine's errors that are no reasons themselves; the rest of what is raised is the user's
@@ -64,6 +64,8 @@ def _failure(rank: int, result: ResultRecord, suspect: bool = False) -> Outcome:
     data: Data = {"rank": rank, "signal": result.signal, "exit_code": result.exit_code, "peak_bytes": result.peak_rss}
     if error is not None:
         data |= {"type": error.type, "message": error.message}
+    elif result.exit_code == DISK_EXIT:
+        data["message"] = f"rank {rank} could not write into its folder; is its disk full?"
     return Outcome(_code(result), {k: v for k, v in data.items() if v is not None}, shown, suspect)
 
 
@@ -71,4 +73,6 @@ def _code(result: ResultRecord) -> str:
     if result.error is not None:
         code = REASON_OF.get(result.error.code or "", result.error.code)
         return code if code in REASONS else "user_error"
+    if result.exit_code == DISK_EXIT:
+        return "storage_failed"
     return "rank_died" if result.signal else "rank_exited"

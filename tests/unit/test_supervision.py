@@ -273,6 +273,7 @@ def test_one_failed_rank_ends_the_others() -> None:
         (result("died", signal=9), "rank_died"),
         (result("died", signal=11), "rank_died"),
         (result("died", exit_code=3), "rank_exited"),
+        (result("died", exit_code=74), "storage_failed"),  # it could not even write its result
         (result("failed"), "user_error"),
         (result("failed", code="entry_failed"), "entry_failed"),
         (result("failed", code="out_of_memory"), "out_of_memory"),
