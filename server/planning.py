@@ -15,7 +15,7 @@ from workers.spec import JobSpec
 from workers.step_time import known_calibration
 
 
-async def predict(spec: JobSpec, database: Database, data_dir: Path | None = None) -> PlanView | None:
+async def predict(spec: JobSpec, database: Database, data_dir: Path) -> PlanView | None:
     """The plan, or None when the model is the user's own and has to be built first. Raises ApiError 422.
 
     `data_dir`: where this machine's calibration is kept.

@@ -85,7 +85,7 @@ async def clone(
     wish = body or CloneRequest()
     job, text = await _source(database, job_id)
     spec = await _changed(job, _clone_patch(wish), settings)
-    new = NewJob(new_id(), who.name, spec, text, *await _planned(spec, database), cloned_from=job_id)
+    new = NewJob(new_id(), who.name, spec, text, *await _planned(spec, database, settings), cloned_from=job_id)
     body_hash = canonical_hash(job_id, spec.model_dump(mode="json"))
     return await _submitted(response, database, Submission(new, key, body_hash))
 
@@ -107,7 +107,7 @@ async def fork(
     patch = {**wish.spec, **({} if wish.name is None else {"name": wish.name})}
     spec = await _changed(job, patch, settings)
     forking.check_fits(spec, job.job_spec(), point.step)
-    stage, plan = await _planned(spec, database)
+    stage, plan = await _planned(spec, database, settings)
     new = NewJob(new_id(), who.name, spec, text, stage, plan, job_id, Fork(point.id, point.step))
     body_hash = canonical_hash(job_id, wish.checkpoint or "", spec.model_dump(mode="json"))
     return await _submitted(response, database, Submission(new, key, body_hash, _still_there(point)))
@@ -145,9 +145,9 @@ async def _changed(job: JobRecord, patch: dict[str, Any], settings: Settings) ->
     return spec
 
 
-async def _planned(spec: JobSpec, database: Database) -> tuple[int | None, dict[str, Any] | None]:
+async def _planned(spec: JobSpec, database: Database, settings: Settings) -> tuple[int | None, dict[str, Any] | None]:
     """The stage if it is known now, and the plan to show."""
-    plan = await predict(spec, database)
+    plan = await predict(spec, database, settings.data_dir)
     stage = spec.zero.stage if spec.zero.stage != "auto" else (plan.advised_stage if plan else None)
     return stage, None if plan is None else plan.model_dump(mode="json")
 

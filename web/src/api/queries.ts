@@ -82,6 +82,13 @@ export const ledgerQuery = (id: string) =>
     queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/ledger", { signal, params: { path: { job_id: id } } })),
   });
 
+/** Under the key of the ledger: both change with the steps that an attempt reports. */
+export const jobPlanQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["ledger", id, "plan"],
+    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/plan", { signal, params: { path: { job_id: id } } })),
+  });
+
 export const checkpointsQuery = (id: string) =>
   queryOptions({
     queryKey: ["checkpoints", id],

@@ -9,6 +9,7 @@ import "../charts/charts.css";
 import { MemoryBands, RankBar, type Level } from "../charts/MemoryBands";
 import { formatBytes, formatCount } from "../ui/format";
 import { Bones, Notice, Panel } from "../ui/pieces";
+import { Prediction } from "./Prediction";
 import { Traffic } from "./Traffic";
 
 export default function Memory({ job }: { job: Job }) {
@@ -24,6 +25,7 @@ export default function Memory({ job }: { job: Job }) {
         <MemoryPanel job={job} view={memory.data} />
       )}
       {ledger.data && ledger.data.ranks.length > 0 && <Traffic ledger={ledger.data} />}
+      <Prediction jobId={job.id} />
       {ledger.isError && <Notice tone="bad" onRetry={() => void ledger.refetch()}>{messageOf(ledger.error)}</Notice>}
     </>
   );
