@@ -8,7 +8,7 @@ event of a transition is written in the same transaction, so that a job's histor
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -25,7 +25,6 @@ from server.states import CAUSES, ENDED, PREVIOUS, Desired, Status
 from workers.spec import JobSpec
 
 Data = Mapping[str, Any]
-SPARKLINE_VALUES = 40
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class JobRecord:
     resume_checkpoint: str | None
     forked_from: str | None  # checkpoint of another job, where this one begins
     step: int
-    sparkline: Sequence[float | None]
     last_report_at: datetime | None
 
     def job_spec(self) -> JobSpec:
@@ -155,7 +153,6 @@ def _columns(new: NewJob) -> dict[str, Any]:
         "cloned_from": new.cloned_from,
         "forked_from": new.fork.checkpoint_id if new.fork else None,
         "fork_step": new.fork.step if new.fork else None,
-        "sparkline_stride": stride(spec.train.steps),
     }
 
 
@@ -169,11 +166,6 @@ async def set_tags(tx: Tx, job_id: str, tags: Collection[str]) -> None:
     await tx.execute(delete(JobTag).where(JobTag.job_id == job_id))
     if tags:
         await tx.execute(insert(JobTag), [{"job_id": job_id, "tag": tag} for tag in dict.fromkeys(tags)])
-
-
-def stride(steps: int) -> int:
-    """Steps per sparkline value, so that SPARKLINE_VALUES cover the job."""
-    return max(1, -(-steps // SPARKLINE_VALUES))
 
 
 async def get(connection: AsyncConnection, job_id: str) -> JobRecord | None:
