@@ -79,8 +79,8 @@ class Order:
     digest_part: int
     draft: Manifest | None  # rank 0: what is known of the manifest; publishing it is part of the order
     patience_seconds: float  # how long rank 0 waits for a rank that says nothing
-    files: tuple[tuple[str, bytes], ...] = ()  # small files to put into the folder before the manifest: name, content
     problem: str = ""  # the state must not be saved: say so to rank 0 and write nothing
+    files: tuple[tuple[str, bytes], ...] = ()  # small files to put into the folder before the manifest: name, content
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class WriterProcess:
         """End the process: at once when idle, otherwise when its order is carried out."""
         self._connection.close()
         self._process.wait()
-        os.close(self._moved)
+        self._release()
 
     def kill(self) -> None:
         """End the process at once; what it was writing is no checkpoint."""
@@ -200,8 +200,13 @@ class WriterProcess:
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_SECONDS)
+        self._release()
+
+    def _release(self) -> None:
         self._connection.close()
-        os.close(self._moved)
+        if self._moved >= 0:
+            os.close(self._moved)
+            self._moved = -1
 
     def _require_progress(self, stall_seconds: float) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -214,8 +219,7 @@ class WriterProcess:
     def _death(self) -> WriterDied:
         self.busy = False
         code = self._process.wait()
-        self._connection.close()
-        os.close(self._moved)
+        self._release()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return WriterDied(f"the checkpoint writer ended {how}")
 
