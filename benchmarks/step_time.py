@@ -3,11 +3,11 @@
     python benchmarks/step_time.py [--ranks 2] [--micro-batches 1] [--engines ddp,ours0,ours1,...] [--rounds 15]
 
 Engines: ddp | zro (ZeroRedundancyOptimizer) | fsdp2 | fsdp2-keep (no reshard) | ours0..ours3 | compute (forward and
-backward alone) | ds1..ds3 (DeepSpeed). `ours1:group` forces point-to-point messages over gloo; the default is shared
-memory. All engines live in one process group of gloo ranks with one thread each and take turns, so that they see the
-same machine. Ratios are medians over medians of DDP, minima beside them, and the least processor time of rank 0. With
-several micro-batches per rank DDP uses no_sync, and FSDP2 reduces every micro-batch. With one engine alone its peak
-memory is printed too.
+backward alone) | ds1..ds3 (DeepSpeed). `ours1:group` forces point-to-point messages over gloo, `ours1:group:naive`
+gives every rank all sums first; the default is shared memory. All engines live in one process group of gloo ranks with
+one thread each and take turns, so that they see the same machine. Ratios are medians over medians of DDP, minima beside
+them, and the least processor time of rank 0. With several micro-batches per rank DDP uses no_sync, and FSDP2 reduces
+every micro-batch. With one engine alone its peak memory is printed too.
 
 DeepSpeed is measured by the same script in an interpreter of its own, in a process group of its own with DDP beside it:
 
@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpt import GPT, SMALL, loss_of
+from gpt import GPT, SMALL, loss_of, num_parameters
 from ranks import machine, run_ranks
 from torch import Tensor, nn
 
@@ -42,11 +42,12 @@ WARMUP = 3
 Step = Callable[[list[Tensor]], float]  # a rank's micro-batches -> loss of the last
 
 
-def ours(stage: int, transport: str, micro_batches: int) -> Step:
+def ours(stage: int, transport: str, reducer: str, micro_batches: int) -> Step:
     from zero_engine import AdamW, Engine, ZeroConfig
 
     ranks = dist.get_world_size()
-    config = ZeroConfig(stage, ranks * micro_batches, micro_batches, gradient_clipping=1.0, transport=transport)
+    options: dict[str, Any] = {"transport": transport, **({"reducer": reducer} if reducer else {})}
+    config = ZeroConfig(stage, ranks * micro_batches, micro_batches, gradient_clipping=1.0, **options)
     engine = Engine(GPT(), config, AdamW(**SETTINGS))
 
     def step(batches: list[Tensor]) -> float:
@@ -150,8 +151,8 @@ def step_of(name: str, micro_batches: int) -> Step:
     """An engine by its name on the command line."""
     torch.manual_seed(0)
     if name.startswith("ours"):
-        stage, _, transport = name[4:].partition(":")
-        return ours(int(stage), transport or "auto", micro_batches)
+        stage, transport, reducer, *_ = [*name[4:].split(":"), "", ""]
+        return ours(int(stage), transport or "auto", reducer, micro_batches)
     if name.startswith("ds"):
         return deepspeed(int(name[2:]), micro_batches)
     return {
@@ -180,6 +181,8 @@ def rank_main(rank: int, arguments: Arguments) -> None:
     ]
     if any(name.startswith("ds") for name in arguments.engines):
         import deepspeed  # noqa: F401  its import is not part of the peak
+    if any(name.startswith("ours") for name in arguments.engines):
+        import zero_engine.engine  # noqa: F401  nor is ours
     before = peak_bytes()
     steps = {name: step_of(name, arguments.micro_batches) for name in arguments.engines}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -198,8 +201,7 @@ def rank_main(rank: int, arguments: Arguments) -> None:
     if rank == 0:
         report(seconds, busy, arguments)
         if len(steps) == 1:
-            parameters = sum(parameter.numel() for parameter in GPT().parameters())
-            print(f"peak over start: {(peak_bytes() - before) / parameters:.1f} bytes per parameter")
+            print(f"peak over start: {(peak_bytes() - before) / num_parameters(SMALL):.1f} bytes per parameter")
 
 
 def peak_bytes() -> int:
@@ -227,11 +229,11 @@ def report(seconds: dict[str, list[float]], busy: dict[str, list[float]], argume
         f"{arguments.ranks} ranks, {arguments.micro_batches} micro-batches per rank, "
         f"{arguments.rounds} rounds, {machine()}"
     )
-    print(f"{'engine':<14}{'median ms':>10}{'min ms':>9}{'ratio':>8}{'min ratio':>11}{'cpu ms':>9}{'cpu ratio':>11}")
+    print(f"{'engine':<18}{'median ms':>10}{'min ms':>9}{'ratio':>8}{'min ratio':>11}{'cpu ms':>9}{'cpu ratio':>11}")
     for name, values in seconds.items():
         median, least = statistics.median(values), min(values)
         ratios = (median / statistics.median(base), least / min(base))
-        line = f"{name:<14}{1e3 * median:>10.1f}{1e3 * least:>9.1f}{ratios[0]:>8.3f}{ratios[1]:>11.3f}"
+        line = f"{name:<18}{1e3 * median:>10.1f}{1e3 * least:>9.1f}{ratios[0]:>8.3f}{ratios[1]:>11.3f}"
         print(f"{line}{1e3 * min(busy[name]):>9.1f}{min(busy[name]) / work:>11.3f}")
     print(
         json.dumps({name: [round(1e3 * value, 1) for value in values] for name, values in seconds.items()}), flush=True
