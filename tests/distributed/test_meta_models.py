@@ -329,7 +329,8 @@ def test_ranks_that_make_different_values_are_told_which(pool: Pool) -> None:
 
 
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
-UNIT_BYTES = 4 << 20  # of the model below, fp32
+UNIT_BYTES = 4 << 20  # of the model below, fp32, which has twelve
+HOLES_BYTES = 5 << 20  # that the allocator may keep between what earlier tests used
 
 
 def _extra(rank: Rank, config: ZeroConfig, how: str) -> int:
@@ -360,8 +361,8 @@ def _status(key: str) -> int:
 def test_construction_takes_at_most_one_unit_more_than_the_engine_keeps(pool: Pool) -> None:
     """Property: no rank holds the model; the process's high water mark over what it had and what the engine owns."""
     config = ZeroConfig(3, micro_batches=2, transport="group")
-    most = UNIT_BYTES + UNIT_BYTES // 2
+    most = UNIT_BYTES + HOLES_BYTES
     pool.run(2, _extra, config, "meta")  # code and caches of a first run are not the model's
     assert max(pool.run(2, _extra, config, "meta")) < most
     assert pool.run(2, _extra, config, "sent")[1] < most
-    assert min(pool.run(2, _extra, config, "built")) > 2 * UNIT_BYTES
+    assert min(pool.run(2, _extra, config, "built")) > most
