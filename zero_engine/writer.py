@@ -148,7 +148,7 @@ class WriterProcess:
         self._moved = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         numbers = [theirs.fileno(), memory_descriptor, self._moved, num_bytes, os.getpid()]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "zero_engine.writer", *map(str, numbers)],
+            [sys.executable, "-P", "-m", "zero_engine.writer", *map(str, numbers)],
             pass_fds=numbers[:3],
             env=_environment(),
             stdin=subprocess.DEVNULL,
@@ -263,7 +263,7 @@ def _refuse(order: Order, problem: str) -> str:
 
 def _environment() -> dict[str, str]:
     """The rank's own, with its import path: the store's class may come from anywhere on it."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
 
 
 def main() -> None:

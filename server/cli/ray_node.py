@@ -26,6 +26,7 @@ def node_command(order: NodeOrder) -> list[str]:
     """The command that starts Ray on this machine and stays in the foreground."""
     command = [
         sys.executable,
+        "-P",
         "-m",
         "ray.scripts.scripts",
         "start",
