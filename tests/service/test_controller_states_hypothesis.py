@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +49,7 @@ class Histories(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.world: World = self.run(
             World.build(
-                self.folder,
+                Path(tempfile.mkdtemp(dir=self.folder)),  # a server finds the jobs of the store it has
                 type(self).make_url(),
                 (cpu_node("node", SLOTS),),
                 start_deadline_seconds=20.0,
