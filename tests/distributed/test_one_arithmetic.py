@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.distributed.engine_cases import engine_of, reference_of, train
@@ -32,9 +34,20 @@ def test_sixteen_runs_and_the_reference_have_one_digest(pool: Pool) -> None:
             assert outcomes == [expected] * ranks, f"{ranks} ranks, stage {stage}"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("transport", ["group", "shared"])
-@pytest.mark.parametrize(("micro_batches", "chunk"), [(8, 1), (8, 8), (8, 3), (6, 2)])
+SHAPES = [(8, 1), (8, 8), (8, 3), (6, 2)]  # (V, C)
+TOGETHER = [("group", "fp32"), ("shared", "bf16"), ("shared", "fp32"), ("group", "bf16")]
+
+
+def half_now_half_in_the_soak() -> list[Any]:
+    """Every shape with both transports and both precisions, each pair of the two once."""
+    return [
+        pytest.param(*shape, *pair, marks=[pytest.mark.soak] if (number + other // 2) % 2 else [])
+        for number, shape in enumerate(SHAPES)
+        for other, pair in enumerate(TOGETHER)
+    ]
+
+
+@pytest.mark.parametrize(("micro_batches", "chunk", "transport", "precision"), half_now_half_in_the_soak())
 def test_chunks_transports_and_precisions_keep_one_digest(
     pool: Pool, micro_batches: int, chunk: int, transport: str, precision: str
 ) -> None:
