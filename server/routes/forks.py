@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
@@ -200,12 +201,37 @@ async def preflight_job(
         where = where_of(spec, await nodes.views(connection))
     if wish.checkpoint is not None:
         point = await _point(database, job, wish.checkpoint)
-    begins = None if point is None else Beginning(point, await _manifest(settings, point))
-    newer = passed_over(existing, point) if wish.checkpoint is None else []
+    if point is None or wish.checkpoint is not None:
+        begins = None if point is None else Beginning(point, await _manifest(settings, point))
+    else:
+        begins, existing = await _newest_readable(settings, point, existing)
+    newer = passed_over(existing, begins.point if begins else None) if wish.checkpoint is None else []
     try:
         return preflight(job.id, spec, begins, newer, where)
     except NeedsModel as error:
         raise ApiError(409, f"{error}; it can be planned once it has a checkpoint.", code="plan_unknown") from error
+
+
+async def _newest_readable(
+    settings: Settings, point: CheckpointRef, existing: list[CheckpointRef]
+) -> tuple[Beginning, list[CheckpointRef]]:
+    """Where ranks would begin, which pass over a manifest that is damaged or gone; and the list with these marked.
+
+    Nothing is written. Raises ApiError 409 of the newest when none can be read, 503 when the store does not answer.
+    """
+    usable = [ref for ref in existing if ref.status in USABLE and ref.job_id == point.job_id]
+    first: ApiError | None = None
+    for ref in sorted(usable, key=lambda ref: (ref.attempt, ref.step), reverse=True) or [point]:
+        try:
+            return Beginning(ref, await _manifest(settings, ref)), existing
+        except ApiError as error:
+            if error.code != "checkpoint_unreadable":
+                raise
+            first = first or error
+            damaged = replace(ref, status="corrupt", problem=str(error.__cause__))
+            existing = [damaged if each.id == ref.id else each for each in existing]
+    assert first is not None, "the point itself was tried"
+    raise first
 
 
 async def _manifest(settings: Settings, point: CheckpointRef) -> Manifest:

@@ -210,3 +210,23 @@ async def test_the_preflight_says_what_each_rank_reads_and_whether_it_fits(api: 
     assert spread["fits"] and spread["plan"]["total_bytes"] == sum(spread["plan"]["memory"].values())
     refused = await api.admin.post(path, json={"ranks": 5})
     assert refused.status_code == 422
+
+
+async def test_the_preflight_passes_over_a_manifest_that_cannot_be_read_as_the_ranks_will(api: Api) -> None:
+    """Its row does not know yet that it is damaged; an older one is taken and the reason said. Named, it is refused."""
+    job = await api.submit()
+    rank = await start_attempt(api.database, job["id"])
+    layout = Layout.build(parameters_of(JobSpec.model_validate(job["spec"])))
+    store = LocalStore(api.settings.job_store(job["id"]))
+    older, newer = (ByHand(store, step=step, layout=layout) for step in (10, 20))
+    older.publish()
+    await rank.report(api, {**checkpoint(10), "folder": older.folder}, {**checkpoint(20), "folder": newer.folder})
+    path = f"/v1/jobs/{job['id']}/preflight"
+    found = (await api.admin.post(path, json={})).json()
+    assert found["step"] == 10 and sum(found["read_bytes"]) > 0
+    assert [(p["step"], p["why"]) for p in found["passed_over"]] == [
+        (20, f"{newer.folder} has no manifest: it was never finished")
+    ]
+    named = (await _checkpoints(api, job["id"]))[0]
+    refused = await api.admin.post(path, json={"checkpoint": named["id"]})
+    assert (refused.status_code, refused.json()["code"]) == (409, "checkpoint_unreadable")
