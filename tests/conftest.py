@@ -24,26 +24,26 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
-ONE_CORE = {"unit", "service"}  # folders of lane 1, but for the service tests with these fixtures
-RAY = {"ray", "ray_harness", "ray_folder"}
+# The lanes of .ci/lanes, by folder: 1 keeps one core busy, 2 has ranks and Chromium, 3 has Ray and services on it.
+LANES = {1: {"unit", "service"}, 2: {"distributed", "browser"}, 3: {"service", "smoke"}}
+RAY = {"ray", "ray_harness", "ray_folder"}  # service tests with these fixtures are in lane 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--lane` for .ci/lanes; without it everything that was asked for runs."""
-    parser.addoption("--lane", type=int, choices=(1, 2), help="1: what keeps one core busy; 2: what starts processes")
+    parser.addoption("--lane", type=int, choices=LANES, help="the tests of one lane: " + str(LANES))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import a folder that is wholly in the other lane."""
+    """Do not even import a folder that is wholly in other lanes."""
     lane = config.getoption("--lane")
     if lane is None or collection_path.parent != session.ROOT / "tests" or not collection_path.is_dir():
         return None
-    foreign = collection_path.name == "unit" if lane == 2 else collection_path.name not in ONE_CORE
-    return True if foreign else None
+    return None if collection_path.name in LANES[lane] else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of the other lane."""
+    """Leave out the tests of the other lanes."""
     lane = config.getoption("--lane")
     if lane is not None:
         config.hook.pytest_deselected(items=[item for item in items if lane_of(item) != lane])
@@ -52,8 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def lane_of(item: pytest.Item) -> int:
     """Each test is in exactly one lane."""
+    folder = item.path.relative_to(session.ROOT / "tests").parts[0]
     needs_ray = not RAY.isdisjoint(getattr(item, "fixturenames", ())) or item.path.name == "test_ray_head.py"
-    return 1 if item.path.relative_to(session.ROOT / "tests").parts[0] in ONE_CORE and not needs_ray else 2
+    if folder == "service":
+        return 3 if needs_ray else 1
+    return next(lane for lane, folders in LANES.items() if folder in folders)
 
 
 def pytest_sessionstart() -> None:
