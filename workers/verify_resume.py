@@ -95,8 +95,12 @@ def choose(url: str, start: str | None, steps: int | None, recorded: Recorded) -
 
     names = sorted(list_checkpoints(open_store(url)), key=lambda name: (name.step, name.fence))
     known = {name.folder: name for name in names}
-    if start is not None and start not in known:
-        raise CannotVerifyError(f"there is no checkpoint {start}; there are: {', '.join(known) or 'none'}")
+    if not known:
+        raise CannotVerifyError(f"there is no checkpoint in {url}; say with --checkpoints where they lie")
+    if start is not None:
+        start = start.rstrip("/").rpartition("/")[2]  # a path to it names it too
+        if start not in known:
+            raise CannotVerifyError(f"there is no checkpoint {start} in {url}; there are: {', '.join(known)}")
     last = max([*recorded, *(name.step for name in names)], default=0)
     candidates = [known[start]] if start is not None else [name for name in names if name.step < last]
     if not candidates or candidates[-1].step >= last:

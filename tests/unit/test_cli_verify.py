@@ -13,6 +13,7 @@ from server.cli import verify_commands
 from tests.unit.checkpoint_by_hand import ByHand
 from tests.unit.scripted_server import Answer, Script, job_view, serving
 from tests.unit.test_cli_commands import JOB, shardyard
+from workers.verify_resume import CannotVerifyError, choose
 from zero_engine.store import LocalStore
 
 CHECKPOINT = "019a0000-0000-7000-8000-00000000c0de"
@@ -87,3 +88,20 @@ def test_a_spec_file_needs_its_checkpoints_named(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text("name: x\n")
     ended = shardyard(None, "verify-resume", str(tmp_path / "spec.yaml"))
     assert ended.returncode == 2 and "--checkpoints" in ended.stderr
+
+
+def test_the_checkpoint_to_start_from_is_named_by_its_folder_or_by_a_path_to_it(tmp_path: Path) -> None:
+    """Both give the same rerun; a name that is not there is answered with those that are."""
+    older, newer = (ByHand(LocalStore(tmp_path), step=step) for step in (10, 20))
+    older.publish()
+    newer.publish()
+    chosen = [choose(str(tmp_path), start, None, {}) for start in (older.folder, f"{tmp_path / older.folder}/")]
+    assert chosen[0] == chosen[1] and (chosen[0].first, chosen[0].until) == (10, 20)
+    with pytest.raises(CannotVerifyError, match=f"no checkpoint other in .*{older.folder}, {newer.folder}"):
+        choose(str(tmp_path), "somewhere/other", None, {})
+
+
+def test_a_store_without_any_checkpoint_is_said_to_be_the_wrong_place(tmp_path: Path) -> None:
+    """Not that the job keeps too few: its checkpoints lie in another store."""
+    with pytest.raises(CannotVerifyError, match=f"no checkpoint in {tmp_path}; say with --checkpoints"):
+        choose(str(tmp_path), None, None, {})
