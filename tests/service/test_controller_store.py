@@ -79,6 +79,27 @@ async def test_the_background_reads_every_checkpoint_back_and_marks_it(world: Wo
 
 
 @in_world()
+async def test_a_store_that_is_not_mounted_for_a_while_spoils_no_checkpoint(world: World) -> None:
+    """An empty folder stands where the store was: nothing is marked; all is read once it is back."""
+    job = await world.submit(steps=60)
+    await world.until_step(job, 25)
+    await world.act(Action.PAUSE, job)
+    await world.until_status(job, Status.PAUSED)
+    root = Path(world.settings.store)
+    elsewhere = root.rename(root.with_name("elsewhere"))
+    root.mkdir()
+    world.restart(**BRISK)
+    await world.look(4, seconds=6.0)
+    usable = [view for view in (await _views(world, job)).values() if view.status != "deleted"]
+    assert {view.status for view in usable} == {"complete"}
+    assert all(shard.status == "ok" for view in usable for shard in view.shards)
+    root.rmdir()
+    elsewhere.rename(root)
+    await world.look(4, seconds=61.0)
+    assert {view.status for view in (await _views(world, job)).values()} - {"deleted"} == {"verified"}
+
+
+@in_world()
 async def test_a_damaged_checkpoint_is_found_before_it_is_needed_and_the_resume_says_why(world: World) -> None:
     """One flipped bit: corrupt, the rank named, the pin moved; the next attempt begins at the one before it."""
     job = await world.submit(steps=60)
