@@ -5,6 +5,8 @@ Import nothing else of this project here: peers run it in interpreters of their 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -76,3 +78,26 @@ def loss_of(logits: Tensor, ids: Tensor) -> Tensor:
 def num_parameters(size: Size) -> int:
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in GPT(size).parameters())
+
+
+Step = Callable[[list[Tensor]], float]  # a rank's micro-batches -> loss of the last
+
+
+def plain_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    forward: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Step:
+    """An optimizer step as an ordinary loop makes it, clipped to 1; `forward`: the context of a forward pass."""
+
+    def step(batches: list[Tensor]) -> float:
+        for ids in batches:
+            with forward():
+                loss = loss_of(model(ids[:, :-1]), ids) / len(batches)
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step

@@ -31,8 +31,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA start
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from gpt import GPT, Size, loss_of, num_parameters
-from torch import Tensor, nn
+from gpt import GPT, Size, Step, loss_of, num_parameters, plain_step
+from torch import Tensor
 
 from zero_engine import AdamW, Engine, ZeroConfig
 
@@ -57,8 +57,6 @@ class Work:
 
 FULL = Work(Size(50304, 2048, 24, 16, 2048), batch=8, micro_batches=4, steps=5, warmup=2)
 TINY = Work(Size(512, 64, 3, 4, 32), batch=2, micro_batches=2, steps=2, warmup=1)
-
-Step = Callable[[list[Tensor]], float]
 
 
 @dataclass
@@ -120,18 +118,8 @@ def plain(course: Course, compiled: bool = False) -> Found:
     model = course.model()
     compile_blocks(model, compiled)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **SETTINGS)
-
-    def step(batches: list[Tensor]) -> float:
-        for ids in batches:
-            with torch.autocast(course.device.type, torch.bfloat16):
-                loss = loss_of(model(ids[:, :-1]), ids) / len(batches)
-            loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return float(loss.detach())
-
-    return course.clock(step)
+    autocast = partial(torch.autocast, course.device.type, torch.bfloat16)
+    return course.clock(plain_step(model, optimizer, autocast))
 
 
 def fsdp2(course: Course) -> Found:
@@ -151,17 +139,7 @@ def fsdp2(course: Course) -> Found:
             fully_shard(block, **options)
         fully_shard(model, **options)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True, **SETTINGS)
-
-        def step(batches: list[Tensor]) -> float:
-            for ids in batches:
-                loss = loss_of(model(ids[:, :-1]), ids) / len(batches)
-                loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            return float(loss.detach())
-
-        return course.clock(step)
+        return course.clock(plain_step(model, optimizer))
     finally:
         dist.destroy_process_group()
 

@@ -24,22 +24,18 @@ import resource
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpt import GPT, SMALL, loss_of, num_parameters
+from gpt import GPT, SMALL, Step, loss_of, num_parameters, plain_step
 from ranks import machine, run_ranks
 from torch import Tensor, nn
 
 SETTINGS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
 WARMUP = 3
-
-
-Step = Callable[[list[Tensor]], float]  # a rank's micro-batches -> loss of the last
 
 
 def ours(stage: int, transport: str, reducer: str, micro_batches: int) -> Step:
@@ -95,17 +91,7 @@ def fsdp2(reshard: bool) -> Step:
         fully_shard(block, **options)
     fully_shard(model, **options)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **SETTINGS)
-
-    def step(batches: list[Tensor]) -> float:
-        for ids in batches:
-            loss = loss_of(model(ids[:, :-1]), ids) / len(batches)
-            loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return step
+    return plain_step(model, optimizer)
 
 
 def deepspeed(stage: int, micro_batches: int) -> Step:
