@@ -190,6 +190,12 @@ class World:
         async with self.database.read() as connection:
             return (await events.page(connection, job_id, before=None, after=0, limit=500))[0]
 
+    async def pause_after(self, job_id: str, step: int) -> None:
+        """Pause a job that has reported a step, and look until it rests."""
+        await self.until_step(job_id, step)
+        await self.act(Action.PAUSE, job_id)
+        await self.until_status(job_id, Status.PAUSED)
+
     async def actions(self, job_id: str) -> list[str]:
         """Names of its events."""
         return [event.action for event in await self.events(job_id)]

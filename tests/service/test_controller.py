@@ -311,9 +311,7 @@ async def test_slots_that_were_gone_at_the_launch_cost_nothing(world: World) -> 
 async def test_damaged_checkpoints_never_start_a_job_over_silently(world: World) -> None:
     """All of them unreadable: failed with the reason, and the job can still be cloned."""
     job = await world.submit(steps=60)
-    await world.until_step(job, 15)
-    await world.act(Action.PAUSE, job)
-    await world.until_status(job, Status.PAUSED)
+    await world.pause_after(job, 15)
     await world.act(Action.RESUME, job)
     async with world.database.write() as tx:
         for checkpoint in await _checkpoint_ids(world, job):

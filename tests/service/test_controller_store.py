@@ -82,9 +82,7 @@ async def test_the_background_reads_every_checkpoint_back_and_marks_it(world: Wo
 async def test_a_store_that_is_not_mounted_for_a_while_spoils_no_checkpoint(world: World) -> None:
     """An empty folder stands where the store was: nothing is marked; all is read once it is back."""
     job = await world.submit(steps=60)
-    await world.until_step(job, 25)
-    await world.act(Action.PAUSE, job)
-    await world.until_status(job, Status.PAUSED)
+    await world.pause_after(job, 25)
     root = Path(world.settings.store)
     elsewhere = root.rename(root.with_name("elsewhere"))
     root.mkdir()
@@ -103,9 +101,7 @@ async def test_a_store_that_is_not_mounted_for_a_while_spoils_no_checkpoint(worl
 async def test_a_damaged_checkpoint_is_found_before_it_is_needed_and_the_resume_says_why(world: World) -> None:
     """One flipped bit: corrupt, the rank named, the pin moved; the next attempt begins at the one before it."""
     job = await world.submit(steps=60)
-    await world.until_step(job, 25)
-    await world.act(Action.PAUSE, job)
-    await world.until_status(job, Status.PAUSED)
+    await world.pause_after(job, 25)
     views = await _views(world, job)
     newest = max(views)
     _flip(_file(world, views[newest]))
@@ -203,9 +199,7 @@ async def test_a_removal_killed_at_any_change_of_the_disk_is_finished_by_the_nex
 async def test_a_paused_job_keeps_what_it_needs_under_the_hardest_retention(world: World) -> None:
     """The pin holds whatever newer checkpoints there are."""
     job = await world.submit(steps=60)
-    await world.until_step(job, 15)
-    await world.act(Action.PAUSE, job)
-    await world.until_status(job, Status.PAUSED)
+    await world.pause_after(job, 15)
     pinned = next(c for c in await world.checkpoints(job) if c.pinned)
     async with world.database.write() as tx:  # newer ones that a later attempt might have left
         for step in (40, 50, 60):
