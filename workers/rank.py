@@ -8,6 +8,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+import torch._dynamo  # noqa: F401  torch would load it at the first step, a second of every rank's own
 import torch.distributed as dist
 
 from workers.build import Loss, build_model, loss_of, moved, optimizer_of, prepare_device, start_of

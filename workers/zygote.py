@@ -254,8 +254,8 @@ def zygote_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def preload(modules: list[str]) -> None:
-    """Import what every rank will need, also what torch loads late; then keep the collector off those objects."""
-    for name in ("torch", "torch._dynamo", "torch.distributed", "torch.optim", "torch.utils.data", *modules):
+    """Import what every rank will need; then keep the collector off those objects."""
+    for name in ("torch", "torch.distributed", "torch.optim", "torch.utils.data", *modules):
         importlib.import_module(name)
     import torch
 
