@@ -37,8 +37,8 @@ class Body:
         self.record(kind="phase", phase="started")
         if self.mine("raise"):
             raise ValueError("scripted mishap")
-        if self.mine("never_joins"):
-            signal.pause()
+        while self.mine("never_joins"):
+            signal.pause()  # a request for its stacks ends one pause
         self.join()
         self.record(kind="phase", phase="training")
         if "setsid_child" in self.tags:

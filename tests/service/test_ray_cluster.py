@@ -140,8 +140,7 @@ def test_a_rank_that_never_joins_is_named_by_its_step_and_stacks(ray: Harness) -
     """Which rank hangs can be told: it has no step, and its stack says where it waits."""
     launch = ray.launch(ranks=2, tags=("never_joins:1",))
     ray.until(launch, lambda state: all(rank.pid for rank in state.ranks))
-    stacks = wait_for(lambda: {r: s for r, s in ray.cluster.stacks(launch.attempt_id).items() if "ray_rank_body" in s})
-    assert "in run" in stacks[1]
+    wait_for(lambda: "in run" in ray.cluster.stacks(launch.attempt_id).get(1, ""))
     ray.released(launch)
 
 
