@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from zero_engine.manifest import CheckpointError, Manifest, Segment, Shard, checksum_of, parse_folder
+from zero_engine.manifest import CheckpointError, Manifest, NotPublished, Segment, Shard, checksum_of, parse_folder
 from zero_engine.shard import MANIFEST, DamagedBlob, damaged_blocks, read_blob, read_range
 from zero_engine.store import NotFound, Store
 
@@ -77,9 +77,9 @@ def read_manifest(store: Store, folder: str) -> Manifest:
     try:
         manifest = Manifest.decode(store.get(f"{folder}/{MANIFEST}"))
     except NotFound as error:
-        raise CheckpointError(f"{folder} has no manifest: it was never finished") from error
+        raise NotPublished(f"{folder} has no manifest: it was never finished") from error
     except CheckpointError as error:
-        raise CheckpointError(f"the manifest of {folder}: {error}") from error
+        raise type(error)(f"the manifest of {folder}: {error}") from error
     if manifest.folder != folder:
         raise CheckpointError(f"the manifest of {folder} belongs to {manifest.folder}")
     manifest.check_complete()

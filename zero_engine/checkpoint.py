@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,9 +25,11 @@ from zero_engine.manifest import (
     Arithmetic,
     CheckpointError,
     Manifest,
+    NotPublished,
     Progress,
     Segment,
     Shard,
+    Unfit,
     folder_name,
     parse_folder,
 )
@@ -48,6 +51,8 @@ from zero_engine.store import Store, StoreAway, StoreError, as_store
 
 Place = Store | str | os.PathLike[str]
 
+Fault = Literal["damaged", "missing", "unfit"]  # read and found wrong; without a manifest; of another model or build
+
 NEW, PUBLISHED = "new", "published"
 BOUNCE_BYTES = 16 * 2**20  # read to the host at a time for a device that the store cannot read into
 PATIENCE_SECONDS = 60.0  # for a record that its writer calls durable
@@ -59,6 +64,13 @@ class Refused:
 
     folder: str
     reason: str
+    fault: Fault
+
+
+class NoneUsable(CheckpointError):
+    """No checkpoint of a store can be used."""
+
+    refused: tuple[Refused, ...] = ()  # each that was tried
 
 
 @dataclass(frozen=True)
@@ -114,19 +126,19 @@ class Checkpoints:
     def load(self, place: Place, step: int | None = None, folder: str | None = None) -> Loaded:
         """Restore the newest checkpoint that verifies, or the newest of `step`, or `folder` or what came before it.
 
-        Raises CheckpointError when there is none, with the reason for each that was tried, and StoreAway when the
-        store does not answer; the engine's state is then undefined.
+        Raises NoneUsable when there is none, with the reason for each that was tried, and StoreAway when the store does
+        not answer; the engine's state is then undefined.
         """
         subject, store = self._subject, as_store(place)
         refused = list[Refused]()
         with subject.comm.ledger.on("load"):
             subject.unlock()
             for candidate in self._candidates(store, step, folder):
-                reason, manifest = self._try_load(store, candidate)
-                if manifest is not None:
-                    return Loaded(manifest, tuple(refused), tuple(changes(manifest, subject)))
-                refused.append(Refused(candidate, reason))
-        raise CheckpointError(_none_usable(store, step, refused))
+                found = self._try_load(store, candidate)
+                if isinstance(found, Manifest):
+                    return Loaded(found, tuple(refused), tuple(changes(found, subject)))
+                refused.append(found)
+        raise _none_usable(store, step, refused)
 
     def _open(self, store: Store, step: int, fence: int | None) -> tuple[str, str]:
         """NEW or PUBLISHED, and the folder: rank 0's word for all."""
@@ -176,23 +188,24 @@ class Checkpoints:
             names += self._agreement.tell(found[index] if found else "", "load: name")[:1]
         return names
 
-    def _try_load(self, store: Store, folder: str) -> tuple[str, Manifest | None]:
+    def _try_load(self, store: Store, folder: str) -> Manifest | Refused:
         """Every rank reads its part; one that cannot makes all refuse the checkpoint, with its reason."""
-        reason, away, manifest = "", "", None
+        reason, away, fault, manifest = "", "", "", None
         try:
             manifest = read_manifest(store, folder)
             check_fit(manifest, self._subject)
             read_state(store, manifest, self._subject)
         except CheckpointError as error:
-            reason = str(error)
+            reason, fault = str(error), _fault_of(error)
         except StoreError as error:
             away = str(error)  # says nothing about the checkpoint: falling back would lose steps
         self._raise(away, f"load {folder}: store", StoreAway)
         reason = self._agreement.first(reason, f"load {folder}")
         if reason or manifest is None:
-            return reason, None
+            faults = self._agreement.tell(fault, f"load {folder}: fault")
+            return Refused(folder, reason, next(each for each in get_args(Fault) if each in faults))
         self._subject.restore(manifest.scalars)
-        return "", manifest
+        return manifest
 
     def _raise(self, problem: str, topic: str, kind: type[Exception] = CheckpointError) -> None:
         """Raise the first problem of any rank on all of them."""
@@ -236,9 +249,9 @@ def draft_of(subject: Subject, step: int, fence: int, progress: Progress) -> Man
 
 
 def check_fit(manifest: Manifest, subject: Subject) -> None:
-    """Raises CheckpointError naming the first parameter, or the optimizer state, that does not fit this engine."""
+    """Raises Unfit naming the first parameter, or the optimizer state, that does not fit this engine."""
     if manifest.moments != subject.moments:
-        raise CheckpointError(
+        raise Unfit(
             f"{manifest.folder} holds {manifest.optimizer['kind']} with {list(manifest.moments)}; "
             f"this engine's {type(subject.optimizer).__name__} keeps {list(subject.moments)}"
         )
@@ -249,8 +262,8 @@ def check_fit(manifest: Manifest, subject: Subject) -> None:
     now = {entry.spec.name: entry.spec for entry in ours.canonical_entries}
     for name in dict.fromkeys((*then, *now)):
         if then.get(name) != now.get(name):
-            raise CheckpointError(f"{manifest.folder} does not fit: {_difference(name, then.get(name), now.get(name))}")
-    raise CheckpointError(f"{manifest.folder} has the model's parameters in another order")
+            raise Unfit(f"{manifest.folder} does not fit: {_difference(name, then.get(name), now.get(name))}")
+    raise Unfit(f"{manifest.folder} has the model's parameters in another order")
 
 
 def _difference(name: str, then: ParameterSpec | None, now: ParameterSpec | None) -> str:
@@ -282,7 +295,7 @@ def read_state(store: Store, manifest: Manifest, subject: Subject) -> None:
         shard, segment = have[move.source]
         run, tensor = need[move.target]
         if DTYPES[tensor.dtype] != segment.dtype:
-            raise CheckpointError(f"{run.kind} block {run.first} is {segment.dtype}; this engine keeps {tensor.dtype}")
+            raise Unfit(f"{run.kind} block {run.first} is {segment.dtype}; this engine keeps {tensor.dtype}")
         block = manifest.layout.block
         target = tensor[move.target_block * block : (move.target_block + move.count) * block]
         _read_run(store, manifest, shard, segment, move.source_block, target)
@@ -308,10 +321,10 @@ def _read_buffers(store: Store, manifest: Manifest, subject: Subject) -> None:
     stored = {blob.name: (shard, blob) for shard in manifest.shards for blob in shard.blobs}
     for name, buffer in subject.buffers().items():
         if BUFFER + name not in stored:
-            raise CheckpointError(f"{manifest.folder} does not hold buffer '{name}'")
+            raise Unfit(f"{manifest.folder} does not hold buffer '{name}'")
         shard, blob = stored[BUFFER + name]
         if (blob.dtype, blob.shape) != (DTYPES.get(buffer.dtype), tuple(buffer.shape)):
-            raise CheckpointError(
+            raise Unfit(
                 f"buffer '{name}' was {blob.dtype} {blob.shape}; the model has {buffer.dtype} {tuple(buffer.shape)}"
             )
         data = read_blob(store, manifest.folder, shard, blob)
@@ -346,9 +359,17 @@ def _fence_in(folder: str) -> int:
     return int(folder.rsplit("-", 1)[1])
 
 
-def _none_usable(store: Store, step: int | None, refused: list[Refused]) -> str:
+def _fault_of(error: CheckpointError) -> Fault:
+    if isinstance(error, NotPublished):
+        return "missing"
+    return "unfit" if isinstance(error, Unfit) else "damaged"
+
+
+def _none_usable(store: Store, step: int | None, refused: list[Refused]) -> NoneUsable:
     if not refused:
         wanted = "" if step is None else f" of step {step}"
-        return f"there is no checkpoint{wanted} in {store.url}"
+        return NoneUsable(f"there is no checkpoint{wanted} in {store.url}")
     tried = "; ".join(f"{item.folder}: {item.reason}" for item in refused)
-    return f"no checkpoint in {store.url} can be used: {tried}"
+    error = NoneUsable(f"no checkpoint in {store.url} can be used: {tried}")
+    error.refused = tuple(refused)
+    return error

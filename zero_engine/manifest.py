@@ -33,6 +33,14 @@ class CheckpointError(EngineError):
     code = "checkpoint_unusable"
 
 
+class NotPublished(CheckpointError):
+    """A folder has no manifest: its save never ended, or nothing of the store is in sight."""
+
+
+class Unfit(CheckpointError):
+    """A checkpoint that may be whole, and that this model or this build cannot take."""
+
+
 @dataclass(frozen=True)
 class Segment:
     """Contiguous blocks of one kind of state in a shard file."""
@@ -195,7 +203,7 @@ class Manifest:
             raise CheckpointError("the manifest is not one of ours")
         reader = READERS.get(head.get("version"))
         if reader is None:
-            raise CheckpointError(f"the manifest has version {head.get('version')}; this build reads {sorted(READERS)}")
+            raise Unfit(f"the manifest has version {head.get('version')}; this build reads {sorted(READERS)}")
         try:
             return reader(body)
         except (KeyError, TypeError, ValueError) as error:

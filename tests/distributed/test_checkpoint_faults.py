@@ -18,7 +18,7 @@ from tests.distributed.engine_cases import adamw, built, engine_of, tied, train
 from tests.distributed.rank_pool import Pool, Rank
 from zero_engine import AdamW, Engine, ZeroConfig
 from zero_engine.catalog import list_checkpoints, verify
-from zero_engine.checkpoint import draft_of
+from zero_engine.checkpoint import NoneUsable, draft_of
 from zero_engine.manifest import CheckpointError, Progress
 from zero_engine.reshard import MASTER, runs_of
 from zero_engine.shard import Record, Source, publish, put_record, wait_for_records, write_shard
@@ -44,6 +44,7 @@ def load(rank: Rank, store: Any, stage: int, folder: str | None = None) -> tuple
     config = ZeroConfig(stage=stage, micro_batches=4, chunk=2)
     engine = Engine.load(store, built(tied), config, adamw(), rank.group, folder=folder)
     assert engine.loaded is not None and engine.loaded.manifest.digest == engine.digest()
+    assert {item.fault for item in engine.loaded.refused} <= {"damaged"}
     digest = engine.digest()
     engine.close()
     return digest, [(item.folder, item.reason) for item in engine.loaded.refused]
@@ -141,8 +142,9 @@ def test_a_named_checkpoint_is_taken_or_the_one_before_it(pool: Pool, memory_pat
 
 def refuse_to_load(rank: Rank, store: str, model: Callable[[], nn.Module], optimizer: Callable[[], Any]) -> str:
     """The sentence with which a load fails."""
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(NoneUsable) as caught:
         Engine.load(store, built(model), CONFIG, optimizer(), rank.group)
+    assert {item.fault for item in caught.value.refused} <= {"unfit"}, "it may be whole"
     return str(caught.value)
 
 
