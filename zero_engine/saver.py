@@ -43,7 +43,8 @@ class SaveReport:
     skipped: bool = False
     blocked_seconds: float = 0.0  # the training thread waited: for the save before, and for the copies
     copy_seconds: float = 0.0
-    write_seconds: float = 0.0
+    write_seconds: float = 0.0  # hashing, writing and syncing this rank's shard
+    publish_seconds: float = 0.0  # on rank 0: waiting for the other ranks' shards, and the manifest
     total_seconds: float = 0.0
 
 
@@ -237,5 +238,6 @@ def _report(running: _Running, outcome: Outcome) -> SaveReport:
         blocked_seconds=running.blocked_seconds,
         copy_seconds=running.copy_seconds,
         write_seconds=outcome.write_seconds,
+        publish_seconds=outcome.total_seconds - outcome.write_seconds,
         total_seconds=time.monotonic() - running.begun,
     )
