@@ -56,6 +56,8 @@ class BulkSynchronizer:
             self._folded.clear()
             self._views = self._forms[_is_sum(task.round, self._setting.rank)]
             self._setting.comm.reclaim(self.buffer)
+            if task.round is self._rounds[0]:
+                self._setting.mailbox.open()
 
     def accept(self, ordinal: int, leaf: Tensor) -> None:
         if self._unit_of[ordinal] in self._finished:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing.util import Finalize
 
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ class _Word:
 class _Slices:
     """An exchange under way."""
 
+    request: int
     own: Tensor | None  # 1-D, this rank's piece of the bucket
     dtypes: list[torch.dtype | None]  # of each rank's piece
     parts: list[list[Range]]  # by owner: elements of the bucket, a slice at a time
@@ -62,8 +64,9 @@ class GroupComm:
     Note: who waits for what. gloo moves bytes in threads of its own, but only between a send and a receive that both
     stand, so both are started as early as there is memory for them. Words (labels) travel ahead of the data on the same
     streams and are compared when the data is needed: ranks that ran different modules are told so, and ranks that did
-    not never wait for a word alone. What arrived and what was sent with it are waited for together: a process that ends
-    after a step has nothing left to send.
+    not never wait for a word alone. Nobody waits for what was sent until its buffer is to be written again: `reclaim`
+    waits until the others have it, and so do `close` and, without that, the end of the process or of this object, for
+    a bounded time (`gloo_wire.py`).
     """
 
     name = "group"
@@ -78,6 +81,7 @@ class GroupComm:
         self._bell = bell
         self._words = deque[_Word]()  # said, not yet compared
         self._said = self._compared = 0
+        self._end = Finalize(self, wire.end, exitpriority=0)  # where `atexit` is not run too: in multiprocessing's own
 
     def reserve(self, staging: Tensor, slice_elements: int) -> None:
         self._staging, self._slice = staging, slice_elements
@@ -88,7 +92,8 @@ class GroupComm:
         return Buffer(self._buffers, label, torch.zeros(sizes[self.rank], dtype=torch.uint8, device=self._device))
 
     def reclaim(self, buffer: Buffer) -> None:
-        """What was sent has left: messages are waited for in both directions."""
+        with self._peers_named():
+            self._wire.settle(buffer.number)
 
     def publish(self, buffer: Buffer, label: str) -> None:
         buffer.published += 1
@@ -128,7 +133,7 @@ class GroupComm:
         self.ledger.add("exchange", purpose, sent_in_exchange(request, self.rank, 0 if mine is None else mine.itemsize))
         size = self._slice if self._others else max(1, request.owners[-1].stop)
         parts = [list(_cut(part, size)) for part in request.owners]
-        slices = _Slices(own, dtypes, parts, max(map(len, parts)))
+        slices = _Slices(self._begin(buffer), own, dtypes, parts, max(map(len, parts)))
         posted = deque(self._post(slices, number) for number in range(min(_SETS, slices.count)))
         return self._arrivals(slices, posted, self._said, purpose)
 
@@ -144,6 +149,8 @@ class GroupComm:
                 yield part, pieces
             if number + _SETS < slices.count:
                 posted.append(self._post(slices, number + _SETS))
+        self._compare(words)
+        self._thank(slices.request)
 
     def _post(self, slices: _Slices, number: int) -> _Posted:
         """Start the messages of one slice number; (those, the arriving pieces by rank)."""
@@ -159,7 +166,7 @@ class GroupComm:
                 piece = _typed(self._staging, start, len(slices.parts[self.rank][number]), dtype)
                 receives.append((peer, piece))
                 pieces[peer] = piece
-        return self._start(sends, receives), pieces
+        return self._start(slices.request, sends, receives), pieces
 
     def fetch(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> _Fetched:
         self.ledger.add("gather", purpose, sent_in_gather(request, self.rank))
@@ -178,10 +185,12 @@ class GroupComm:
                     return _Fetched(self, _UnderWay((), time.perf_counter()), self._said, purpose)
         parts = [(peer, request.targets[peer]) for peer in self._others]
         receives = [(peer, target[part.start : part.stop]) for peer, part in parts if len(part)]
-        under_way = self._start([(peer, own) for peer in self._others] if own.numel() else [], receives)
+        request_number = self._begin(buffer)
+        sends = [(peer, own) for peer in self._others] if own.numel() else []
+        under_way = self._start(request_number, sends, receives)
         if own.data_ptr() != target[place.start :].data_ptr():
             target[place.start : place.stop].copy_(own)
-        return _Fetched(self, under_way, self._said, purpose)
+        return _Fetched(self, under_way, self._said, purpose, request_number)
 
     def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
         self.fetch(buffer, request, target, purpose).wait()
@@ -189,10 +198,14 @@ class GroupComm:
     def look(self, buffer: Buffer, request: Gather, purpose: str) -> None:
         """Others' bytes are out of sight."""
 
-    def _start(self, sends: Sequence[Message], receives: Sequence[Message]) -> _UnderWay:
+    def _begin(self, buffer: Buffer) -> int:
+        with self._peers_named():
+            return self._wire.begin(buffer.number)
+
+    def _start(self, request: int, sends: Sequence[Message], receives: Sequence[Message]) -> _UnderWay:
         begun = time.perf_counter()
         with self._peers_named():
-            return _UnderWay(self._wire.start(sends, receives), begun)
+            return _UnderWay(self._wire.start(request, sends, receives), begun)
 
     def _arrive(self, under_way: _UnderWay, words: int, collective: str, purpose: str) -> None:
         """Wait for messages that began when `words` had been said."""
@@ -204,6 +217,10 @@ class GroupComm:
         with self._peers_named():
             for work in works:
                 work.wait()
+
+    def _thank(self, request: int) -> None:
+        with self._peers_named():
+            self._wire.arrived(request)
 
     @contextmanager
     def _peers_named(self) -> Iterator[None]:
@@ -217,11 +234,14 @@ class GroupComm:
         self._bell.ring(f"rank {self.rank} failed: {text}")
 
     def close(self, error: str | None = None) -> None:
-        """With an error the connections are cut, which wakes every waiting rank; without, they end with this object."""
-        self._staging = torch.empty(0, dtype=torch.uint8)
+        """With an error the connections are cut, which wakes every waiting rank; without, they end with this object,
+        and this rank waits until the others have what it sent.
+        """
         if error is not None:
             self._bell.ring(reason_of(self.rank, error))
             self._wire.cut()
+        self._end()
+        self._staging = torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -232,10 +252,13 @@ class _Fetched:
     under_way: _UnderWay
     words: int  # said when it began
     purpose: str
+    request: int | None = None  # where messages carry it
 
     def wait(self) -> None:
         """Returns when every part is in its place."""
         self.comm._arrive(self.under_way, self.words, "gather", self.purpose)
+        if self.request is not None:
+            self.comm._thank(self.request)
 
 
 def _typed(storage: Tensor, offset: int, elements: int, dtype: torch.dtype) -> Tensor:

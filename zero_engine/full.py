@@ -92,6 +92,7 @@ def whole_parameters(subject: Subject, kind: str = "parameter") -> Iterator[tupl
         comm.gather(buffer, Gather(sources, places, f"whole unit {unit.index}"), whole, "export")
         comm.release(buffer)
         yield from _parameters_of(subject, unit.index, pieces, places, whole)
+    comm.reclaim(buffer)
 
 
 def _write(subject: Subject, target: Path, parameters: Iterator[tuple[Entry, Tensor]]) -> None:

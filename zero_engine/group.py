@@ -15,8 +15,9 @@ from zero_engine.comm import Comm, Gather
 from zero_engine.comm_group import GroupComm
 from zero_engine.config import ZeroConfig
 from zero_engine.errors import ConfigError, DivergedError, UsageError
+from zero_engine.gloo_wire import GlooWire
 from zero_engine.layout import Layout, Range
-from zero_engine.wire import Bell, GlooWire, NcclWire, NoWire, meeting_place
+from zero_engine.wire import Bell, NcclWire, NoWire, meeting_place
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,10 @@ class Mailbox:
         self.block_sums = self._part(self._own.local, 0, comm.rank, "norm").view(torch.float64)
         self._own.local.zero_()
 
+    def open(self) -> None:
+        """A step begins: block sums may be written."""
+        self._comm.reclaim(self._own)
+
     def exchange(self, losses: dict[int, float], weights: dict[int, float], flag: int, touched: int) -> Outcome:
         """Send and read. `losses` and `weights` by micro-batch; this rank's `block_sums` are written beforehand."""
         rank, own = self._comm.rank, self._own.local
@@ -62,9 +66,7 @@ class Mailbox:
         self._comm.publish(self._own, "norm exchange")
         self._read()
         self._comm.release(self._own)
-        outcome = self._outcome()
-        self._comm.reclaim(self._own)
-        return outcome
+        return self._outcome()
 
     def _read(self) -> None:
         """One gather, booked under the purpose of each part."""

@@ -58,6 +58,8 @@ class ShardedGradients(ShardedStates):
     def begin(self, task: Task) -> None:
         self._task = task
         self._sent.clear()
+        if task.opens and task.round is self._setting.blueprint.schedule.rounds[0]:
+            self._setting.mailbox.open()
 
     def accept(self, ordinal: int, leaf: Tensor) -> None:
         unit = self._unit_of[ordinal]

@@ -1,20 +1,30 @@
-"""Both transports move the same bytes to the same places, and book the same."""
+"""Both transports move the same bytes to the same places, and book the same; messages outlive their senders."""
 
 from __future__ import annotations
 
+import os
+import time
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from tests.distributed.delayed_comm import DelayedComm
 from tests.distributed.rank_pool import Pool, Rank
+from tests.waiting import stretched
 from zero_engine import ZeroConfig
 from zero_engine.comm import Comm, Exchange, Gather
+from zero_engine.comm_group import GroupComm
+from zero_engine.errors import PeerError
+from zero_engine.gloo_wire import GlooWire
 from zero_engine.group import comm_between, membership_of
 from zero_engine.layout import Range
+from zero_engine.wire import Bell
 
 LENGTH = 1000
+MANY = 16 << 20  # bytes: more than sockets hold
 
 
 def _comm(rank: Rank, transport: str) -> Comm:
@@ -94,3 +104,95 @@ def test_gather_brings_every_shard_to_every_rank(pool: Pool, ranks: int) -> None
             assert values == [peer + 1 for peer in range(ranks) for _ in range(10 * (peer + 1))]
             sent = 10 * (rank + 1) * (ranks - 1)
             assert booked == ({"gather/parameters": sent} if sent else {})
+
+
+def _rewritten(rank: Rank, transport: str) -> list[tuple[int, int]]:
+    """Rank 0 sends to a rank that comes late, and writes again as soon as it may: (least, largest) byte by turn."""
+    comm = DelayedComm(_comm(rank, transport), seed=3)
+    comm.reserve(torch.empty(2 * 4 * (1 << 20), dtype=torch.uint8), 1 << 20)
+    buffer, target, seen = comm.allocate("again", [MANY, 0]), torch.zeros(MANY, dtype=torch.uint8), []
+    exchange = Exchange(0, (Range(0, 0), Range(0, MANY // 4)), ("float32", None), "x")
+    gather = Gather((Range(0, MANY), Range(0, 0)), (Range(0, MANY), Range(MANY, MANY)), "x")
+    for turn in range(4):
+        comm.reclaim(buffer)
+        buffer.local.fill_(turn + 1)
+        comm.publish(buffer, f"turn {turn}")
+        if turn % 2:
+            comm.gather(buffer, gather, target, "parameters")
+        else:
+            for part, pieces in comm.exchange(buffer, exchange, "gradients"):
+                target.view(torch.float32)[part.start : part.stop].copy_(pieces[0])  # type: ignore[arg-type]
+        comm.release(buffer)
+        seen.append((int(target.min()), int(target.max())))
+    comm.close()
+    return seen
+
+
+@pytest.mark.parametrize("transport", ["group", "shared"])
+def test_a_buffer_is_written_again_only_when_the_others_have_it(pool: Pool, transport: str) -> None:
+    """A sender that receives nothing runs ahead as far as it can; the late reader still sees each turn's bytes."""
+    assert pool.run(2, _rewritten, transport)[1] == [(turn, turn) for turn in (1, 2, 3, 4)]
+
+
+def _apart(name: str, rank: int, ranks: int) -> tuple[GroupComm, Any]:
+    """Messages between a few ranks of the pool, and where these meet."""
+    prefix: Any = getattr(dist, "PrefixStore")  # noqa: B009  not in torch's list of exports
+    store = prefix(f"{name} {os.getppid()}", dist.distributed_c10d._get_default_store())
+    return GroupComm(GlooWire(store, rank, ranks, "lo"), rank, ranks, torch.device("cpu"), Bell(store)), store
+
+
+def _left(rank: Rank) -> Any:
+    return _leaves(*_apart("leaves", rank.rank, 2)) if rank.rank < 2 else _dies(*_apart("dies", rank.rank - 2, 3))
+
+
+def _all_of(comm: GroupComm) -> tuple[Any, Gather, torch.Tensor]:
+    """A published buffer of a byte value per rank, a gather of it, and where that goes."""
+    buffer = comm.allocate("last", [MANY] * comm.ranks)
+    buffer.local.fill_(comm.rank + 1)
+    comm.publish(buffer, "last")
+    places = tuple(Range(rank * MANY, (rank + 1) * MANY) for rank in range(comm.ranks))
+    return buffer, Gather((Range(0, MANY),) * comm.ranks, places, "last"), torch.zeros(MANY * comm.ranks).byte()
+
+
+def _leaves(comm: GroupComm, store: Any) -> list[int]:
+    """Rank 1 ends as soon as it has begun to send, without a close; rank 0 comes later for the bytes."""
+    buffer, gather, target = _all_of(comm)
+    if comm.rank == 1:
+        comm.fetch(buffer, gather, target, "parameters")
+        store.set("left", "1")
+        raise SystemExit
+    store.wait(["left"])
+    DelayedComm(comm, seed=1).gather(buffer, gather, target, "parameters")
+    comm.close()
+    return sorted(set(target.tolist()[:: MANY // 64]))
+
+
+def _dies(comm: GroupComm, store: Any) -> tuple[str, float]:
+    """Rank 1 dies before it has taken anything; rank 0 wants to write again, rank 2 to end."""
+    buffer, gather, target = _all_of(comm)
+    arrival = comm.fetch(buffer, gather, target, "parameters")
+    if comm.rank == 1:
+        store.wait(["0", "2"])
+        os._exit(9)
+    arrival.wait()
+    start, text = time.monotonic(), ""
+    store.set(str(comm.rank), "1")
+    try:
+        if comm.rank == 0:
+            comm.reclaim(buffer)
+    except PeerError as error:
+        text = str(error)
+    comm.close()
+    return text, time.monotonic() - start
+
+
+def test_who_ends_leaves_its_bytes_and_who_dies_leaves_no_one_waiting(pool: Pool) -> None:
+    """A process that ends properly has first brought away what it sent. A death ends a reclaim with an error, and a
+    close at once and quietly.
+    """
+    outcomes = pool.outcomes(5, _left)
+    pool.stop()
+    assert outcomes[0] == (True, [1, 2]), outcomes[0]
+    assert outcomes[2][1][0].startswith("a rank of the group is gone"), outcomes[2]
+    assert outcomes[4][1][0] == "", outcomes[4]
+    assert all(outcomes[rank][1][1] < stretched(5) for rank in (2, 4)), outcomes
