@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts: deterministic products need it
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -34,7 +35,9 @@ import torch
 from gpt import GPT, Size, Step, loss_of, num_parameters, plain_step
 from torch import Tensor
 
+import zero_engine.strategy
 from zero_engine import AdamW, Engine, ZeroConfig
+from zero_engine.copies import AtOnce, copies_of
 
 PEAK_FLOPS = 989e12  # dense bf16 of an H100 or H200 (NVIDIA's data sheet)
 SETTINGS: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -159,7 +162,7 @@ def ours(course: Course, stage: int, compiled: bool = False, **settings: Any) ->
         f"engine {owned / 2**30:.2f} GiB, plan {planned / 2**30:.2f}{'' if owned == planned else ' DIFFERS'}",
         *activations(course, engine, found.peak_bytes - at_rest),
         *waits(course, engine),
-        f"host {host_milliseconds(engine, course):.0f} ms",
+        host_times(engine, course),
     )
     engine.close()
     return found
@@ -225,15 +228,15 @@ def counted_waits() -> Iterator[list[str]]:
             torch.cuda.set_sync_debug_mode("default")
 
 
-def host_milliseconds(engine: Engine, course: Course) -> float:
-    """How long the host is busy until it has started a step's last kernel before the norm."""
+def host_times(engine: Engine, course: Course) -> str:
+    """How long the host is busy until it has started a step's last kernel before the norm, and with the update."""
     course.wait()
     start = time.perf_counter()
     for ids, _ in zip(itertools.cycle(course.batches), engine.micro_batches(), strict=False):
         engine.backward(loss_of(engine.module(ids[:, :-1]), ids))
     seconds = time.perf_counter() - start
-    engine.step()
-    return 1e3 * seconds
+    update = engine.step().seconds["update"]
+    return f"host {1e3 * seconds:.0f} ms, update {1e3 * update:.0f} ms"
 
 
 def deterministic(course: Course) -> Found:
@@ -259,12 +262,17 @@ def deterministic(course: Course) -> Found:
     return Found(seconds, notes=(f"{same}: {digests}",))
 
 
-def offload(course: Course) -> Found:
-    """Masters, moments and the update in pinned host memory; fewer steps, because the update takes most of them."""
+def offload(course: Course, in_turn: bool = False) -> Found:
+    """Masters, moments and the update in pinned host memory; fewer steps, because the update takes most of them.
+
+    `in_turn`: the host waits for each copy, as it would without streams of their own: what the overlap is worth.
+    """
     short = replace(course.work, steps=2, warmup=1)
     course.work, before = short, course.work
+    make = (lambda device: AtOnce()) if in_turn else copies_of
     try:
-        return ours(course, 0, offload="cpu")
+        with patch.object(zero_engine.strategy, "copies_of", make):
+            return ours(course, 0, offload="cpu")
     finally:
         course.work = before
 
@@ -277,6 +285,7 @@ CASES: dict[str, Callable[[Course], Found]] = {
     "plain compiled": partial(plain, compiled=True),
     "stage 0 compiled": partial(ours, stage=0, compiled=True),
     "offload": offload,
+    "offload in turn": partial(offload, in_turn=True),
 }
 
 

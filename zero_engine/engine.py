@@ -310,7 +310,10 @@ class Engine(Persistent):
                 factor = clip_factor(norm, self.config.gradient_clipping)
                 scale = factor / (weight * self.loss_scale.scale)
                 self.master.update(totals, scale, lrs, outcome.touched, self._strategy.unit_updated)
-        problem = "" if finite else self._blame(outcome, totals)
+            problem = ""
+        else:
+            self.master.skip()
+            problem = self._blame(outcome, totals)
         with self._clock.phase("gather"):
             self._strategy.gather_weights()
             self._strategy.post_step()

@@ -45,6 +45,7 @@ class Master:
         self._compute = {piece: compute(piece) for piece in pieces}
         self._weights = {piece: self._compute[piece] for piece in self.pieces if not blueprint.has_master(piece.run)}
         self._home = home
+        home.expect(self.pieces)
         self._keep_masters()
         elements = sum(len(piece.range) for piece in self.pieces)
         self.moments = {name: home.moments(elements) for name in optimizer.moments}
@@ -99,6 +100,7 @@ class Master:
         for span in self._spans_of(touched):
             piece = self.pieces[span.piece]
             if piece.unit > unit >= 0:
+                self._home.fence()
                 updated(unit)
             unit = piece.unit
             group = self._blueprint.layout.runs[piece.run].group
@@ -108,12 +110,17 @@ class Master:
                 own = slice(piece.local + part.start, piece.local + part.stop)
                 moments = [tensor[own] for tensor in self.moments.values()]
                 weight = self._weights[piece][part.start : part.stop]
-                gradient = self._home.scaled(totals(piece, part), scale)
+                gradient = self._home.scaled(piece, part, totals, scale)
                 self._updates[group][0](weight, gradient, moments, self.steps[span.ordinal] + 1, lrs[group])
                 if self._blueprint.has_master(piece.run):
-                    self._compute[piece][part.start : part.stop].copy_(weight)
+                    self._home.hand_back(self._compute[piece][part.start : part.stop], weight)
+        self._home.rest()
         for entry in self._blueprint.layout.entries:
             self.steps[entry.ordinal] += touched >> entry.ordinal & 1
+
+    def skip(self) -> None:
+        """There is no update in this step: its sums may be written over."""
+        self._home.rest()
 
     def _spans_of(self, touched: int) -> list[Span]:
         """Spans for a set of touched parameters. Valid while the same set comes again: counts move together."""

@@ -17,6 +17,8 @@ from zero_engine.windows import NUM_SLOTS, gathers_of_step
 
 CATEGORIES = ("parameters", "gradients", "sums", "master", "moments", "buckets", "slots", "other")
 STRIDE = {"cpu": 1 << 16, "cuda": 1 << 22}  # elements worked on at a time: what fits a core's cache, what fills a GPU
+BUS = {"cpu": False, "cuda": True}  # whether host memory is apart from the device's
+RETURN_SLOTS = 2  # strides of cast-down weights on their way from an offloaded update, or being filled
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Sizes:
     staging: int  # of the group transport: two sets of one slice from every other rank, as fp32
     scratch: int
     mail: int  # own message and everybody's
-    pinned: int  # host memory: masters, moments and a stride of gradients of an offloaded update
+    pinned: int  # host memory of an offloaded update: masters, moments, and sums and weights on their way
     reduced: int = 0  # fp32 sums of everything, which a naive reducer gives to every rank
 
     @property
@@ -135,6 +137,25 @@ class Blueprint:
         kept = self.layout.runs[run]
         narrow = leaf_dtype(kept.dtype, self.config.compute_dtype) != "float32"
         return kept.trainable and (narrow or self.config.offload == "cpu")
+
+    @property
+    def over_bus(self) -> bool:
+        """Whether sums and weights of an offloaded update travel while device and host compute."""
+        return self.config.offload == "cpu" and BUS[self.device]
+
+    @cached_property
+    def return_slot(self) -> int:
+        """Bytes of a stride of updated weights, cast down; 0 where masters travel as they are."""
+        trainable = [number for number, run in enumerate(self.layout.runs) if run.trainable]
+        dtypes = [leaf_dtype(self.layout.runs[number].dtype, self.config.compute_dtype) for number in trainable]
+        return self.stride * max((ITEM_BYTES[dtype] for dtype in dtypes if dtype != "float32"), default=0)
+
+    def pinned(self, trainable: int, mastered: int) -> int:
+        """Host memory of an offloaded update of so many elements."""
+        if self.config.offload != "cpu":
+            return 0
+        states = 4 * (mastered + trainable * self.num_moments)
+        return states + (4 * trainable + RETURN_SLOTS * self.return_slot if self.over_bus else 4 * self.stride)
 
     def unit_bytes(self, unit: int) -> int:
         """Bytes of a unit's compute weights."""
@@ -265,7 +286,7 @@ def _common(print_: Blueprint, rank: int, states_of_all: bool) -> Sizes:
         staging=8 * (print_.ranks - 1) * min(print_.slice, largest) if print_.transport == "group" else 0,
         scratch=16 * print_.stride,
         mail=print_.mail(rank).total + print_.mail_of_all,
-        pinned=4 * (mastered + trainable * print_.num_moments + print_.stride) if offloaded else 0,
+        pinned=print_.pinned(trainable, mastered),
     )
 
 

@@ -14,6 +14,7 @@ from zero_engine.comm import Buffer, Comm, Exchange, Gather
 from zero_engine.fold import Fold, Round
 from zero_engine.layout import Piece, Range
 from zero_engine.plan import Blueprint
+from zero_engine.states import StateHome
 from zero_engine.strategy import Setting
 
 
@@ -71,9 +72,17 @@ class Reducer:
     """
 
     def __init__(
-        self, blueprint: Blueprint, comm: Comm, totals: Sums, chunks: ShardSums | None, scratch: Tensor, norms: Tensor
+        self,
+        blueprint: Blueprint,
+        comm: Comm,
+        totals: Sums,
+        chunks: ShardSums | None,
+        scratch: Tensor,
+        norms: Tensor,
+        home: StateHome,
     ) -> None:
         self._blueprint, self._comm, self._totals, self._chunks = blueprint, comm, totals, chunks
+        self._home = home  # is told which totals are final
         stride = self._stride = blueprint.stride
         self._spare_total = scratch[: 4 * stride].view(torch.float32)
         self._spare_chunk = scratch[4 * stride : 8 * stride].view(torch.float32)
@@ -84,11 +93,17 @@ class Reducer:
         """Begin to exchange `bucket`, which everybody publishes at byte `offset` of `buffer`; the call folds it."""
         request = Exchange(offset, bucket.owners, self._dtypes(bucket, round), label)
         arriving = self._comm.exchange(buffer, request, "gradients")
-        return lambda: self._fold_all(bucket, round, arriving)
+        return lambda: self._finish(bucket, round, arriving)
 
     def reduce(self, bucket: Bucket, buffer: Buffer, offset: int, round: Round, label: str) -> None:
         """Exchange `bucket` and fold it."""
         self.begin(bucket, buffer, offset, round, label)()
+
+    def _finish(self, bucket: Bucket, round: Round, arriving: Iterable[tuple[Range, list[Tensor | None]]]) -> None:
+        self._fold_all(bucket, round, arriving)
+        if round is self._blueprint.schedule.rounds[-1]:
+            for segment in bucket.segments[self._comm.rank]:
+                self._home.settled(segment.flat, self._totals.of(bucket, segment, segment.bucket))
 
     def _fold_all(self, bucket: Bucket, round: Round, arriving: Iterable[tuple[Range, list[Tensor | None]]]) -> None:
         last = round is self._blueprint.schedule.rounds[-1]
@@ -135,7 +150,8 @@ class NaiveReducer(Reducer):
     """
 
     def __init__(self, setting: Setting, totals: Sums, chunks: ShardSums | None) -> None:
-        super().__init__(setting.blueprint, setting.comm, totals, chunks, setting.scratch, setting.mailbox.block_sums)
+        norms = setting.mailbox.block_sums
+        super().__init__(setting.blueprint, setting.comm, totals, chunks, setting.scratch, norms, setting.state_home)
         self._whole = setting.arenas.share("sums", "reduced", setting.sizes_of_all(lambda sizes: sizes.reduced))
         self._slices = BucketSums(setting.blueprint, self._whole.local)
 
@@ -195,4 +211,5 @@ def reducer_of(setting: Setting, totals: Sums) -> Reducer:
     chunks = ShardSums(setting.arenas.take("sums", size)) if size else None
     if setting.blueprint.naive:
         return NaiveReducer(setting, totals, chunks)
-    return Reducer(setting.blueprint, setting.comm, totals, chunks, setting.scratch, setting.mailbox.block_sums)
+    norms = setting.mailbox.block_sums
+    return Reducer(setting.blueprint, setting.comm, totals, chunks, setting.scratch, norms, setting.state_home)

@@ -22,7 +22,7 @@ class Resident:
         """Move all weights into `data` (1-D uint8) and keep masters and moments of `pieces`."""
         setting = self._setting
         self._weights = Storage(setting.blueprint, range(len(setting.blueprint.layout.units)), data)
-        master = Master(setting.blueprint, pieces, self._weights.piece, setting.state_home(), setting.optimizer)
+        master = Master(setting.blueprint, pieces, self._weights.piece, setting.state_home, setting.optimizer)
         for unit in setting.blueprint.layout.units:
             self._take_unit(unit.index, master)
         return master

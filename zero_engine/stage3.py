@@ -36,7 +36,7 @@ class ShardedParameters(ShardedGradients):
             "parameters", "shards", setting.sizes_of_all(lambda sizes: sizes.parameters)
         )
         self._pieces = layout.pieces(setting.rank, setting.blueprint.ranks)
-        master = Master(setting.blueprint, self._pieces, self._own, setting.state_home(), setting.optimizer)
+        master = Master(setting.blueprint, self._pieces, self._own, setting.state_home, setting.optimizer)
         self._make_slots()
         for unit in layout.units:
             self._take_unit(unit.index, master)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -17,13 +18,14 @@ from torch import Tensor, nn
 from zero_engine.adamw import Optimizer
 from zero_engine.arenas import Arenas
 from zero_engine.comm import Comm
+from zero_engine.copies import copies_of
 from zero_engine.first_values import FirstValues
 from zero_engine.fold import Round
 from zero_engine.layout import Piece, Range
 from zero_engine.mail import Mailbox
 from zero_engine.master import Master
 from zero_engine.plan import Blueprint, Sizes
-from zero_engine.states import OnDevice, OnHost, StateHome
+from zero_engine.states import OnDevice, OnHost, OverBus, StateHome
 
 Totals = Callable[[Piece, Range], Tensor]  # a piece and elements from its start -> 1-D fp32 unscaled sums
 
@@ -55,9 +57,12 @@ class Setting:
         """One number of every rank's sizes, for a shared allocation."""
         return [size(self.blueprint.sizes(rank)) for rank in range(self.blueprint.ranks)]
 
+    @cached_property
     def state_home(self) -> StateHome:
-        """Where masters and moments go."""
+        """Where masters and moments go, and how sums come there."""
         stride = self.blueprint.stride
+        if self.blueprint.over_bus:
+            return OverBus(self.arenas, copies_of(self.device), stride, self.blueprint.return_slot)
         if self.blueprint.config.offload == "cpu":
             return OnHost(self.arenas, stride)
         return OnDevice(self.arenas, self.scratch[: 4 * stride].view(torch.float32))
