@@ -193,7 +193,7 @@ def _long_for(name: str, paths: Sequence[str]) -> str | None:
 
 def _paths_below(annotation: Any, prefix: str = "") -> Iterator[str]:
     """Every field of a model and of the models in it, by dotted path."""
-    for arm in _arms(annotation):
+    for arm in arms_of(annotation):
         for name, field in _fields(arm).items():
             yield prefix + name
             yield from _paths_below(field.annotation, f"{prefix}{name}.")
@@ -208,7 +208,7 @@ def _walk(model: type[BaseModel], data: Any, loc: Sequence[str | int]) -> tuple[
     pointer, annotation, value = "", typing.cast(Any, model), data
     owner = annotation
     for key in loc:
-        arms = _arms(annotation)
+        arms = arms_of(annotation)
         if len(arms) > 1:
             chosen = [arm for arm in arms if _is_tag(arm, key)]
             if chosen:
@@ -239,16 +239,17 @@ def _value_at(data: Any, pointer: str) -> Any:
     return data
 
 
-def _arms(annotation: Any) -> tuple[Any, ...]:
+def arms_of(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation: of a union each, else itself."""
     if typing.get_origin(annotation) is typing.Annotated:
-        return _arms(typing.get_args(annotation)[0])
+        return arms_of(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return tuple(arm for each in typing.get_args(annotation) for arm in _arms(each))
+        return tuple(arm for each in typing.get_args(annotation) for arm in arms_of(each))
     return (annotation,)
 
 
 def _fields(annotation: Any) -> dict[str, FieldInfo]:
-    (arm, *_) = _arms(annotation)
+    (arm, *_) = arms_of(annotation)
     return arm.model_fields if isinstance(arm, type) and issubclass(arm, BaseModel) else {}
 
 
@@ -263,12 +264,12 @@ def _is_tag(arm: Any, key: str | int) -> bool:
 
 def _kinds(annotation: Any, loc: Sequence[str | int]) -> list[str]:
     field = _fields(annotation).get(str(loc[-1])) if loc else None
-    arms = _arms(field.annotation) if field else ()
+    arms = arms_of(field.annotation) if field else ()
     return [str(kind) for arm in arms for kind in typing.get_args(_fields(arm)["kind"].annotation)]
 
 
 def _child_type(annotation: Any, key: str | int) -> Any:
-    (arm, *_) = _arms(annotation)
+    (arm, *_) = arms_of(annotation)
     if isinstance(key, int):
         return next(iter(typing.get_args(arm)), None)
     field = _fields(arm).get(key)

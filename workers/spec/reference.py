@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import types
 import typing
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from workers.spec.models import JobSpec
+from workers.spec.problems import arms_of
 
 _HEAD = """\
 # The job spec
@@ -71,7 +71,7 @@ def _section(title: str, model: type[BaseModel], prefix: str) -> Iterator[str]:
     yield "|---|---|---|---|"
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
-        models = [arm for arm in _arms(field.annotation) if isinstance(arm, type) and issubclass(arm, BaseModel)]
+        models = [arm for arm in arms_of(field.annotation) if isinstance(arm, type) and issubclass(arm, BaseModel)]
         inner += [(f"{prefix}{name}", arm) for arm in models]
         yield f"| `{name}` | {_type(field)} | {_default(field)} | {field.description or ''} |"
     yield ""
@@ -81,7 +81,7 @@ def _section(title: str, model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _type(field: FieldInfo) -> str:
-    arms = _arms(field.annotation)
+    arms = arms_of(field.annotation)
     models = [arm for arm in arms if isinstance(arm, type) and issubclass(arm, BaseModel)]
     if models:
         kinds = [f"`{_kind(arm)}`" for arm in models if _kind(arm)]
@@ -94,7 +94,7 @@ def _word(annotation: Any) -> str:
     if typing.get_origin(annotation) is Literal:
         return " or ".join(f"`{value}`" for value in typing.get_args(annotation))
     if typing.get_origin(annotation) is list:
-        return "list of " + _word(_arms(typing.get_args(annotation)[0])[0]).replace("number", "numbers")
+        return "list of " + _word(arms_of(typing.get_args(annotation)[0])[0]).replace("number", "numbers")
     if typing.get_origin(annotation) is dict:
         return "fields"
     return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
@@ -134,14 +134,6 @@ def _default(field: FieldInfo) -> str:
 def _kind(model: type[BaseModel]) -> str:
     field = model.model_fields.get("kind")
     return str(typing.get_args(field.annotation)[0]) if field else ""
-
-
-def _arms(annotation: Any) -> tuple[Any, ...]:
-    if typing.get_origin(annotation) is typing.Annotated:
-        return _arms(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return tuple(arm for each in typing.get_args(annotation) for arm in _arms(each))
-    return (annotation,)
 
 
 if __name__ == "__main__":
