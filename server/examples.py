@@ -66,6 +66,7 @@ _ATTEMPT: dict[str, Any] = {
     "first_step": 1,
     "last_step": 120,
     "digest": None,
+    "saving": {"step": 100, "since": AT},
     "rank_states": [_RANK],
 }
 _SPEC = {
@@ -103,10 +104,12 @@ _CHECKPOINT = {
     "digest": "5b1e0c7f2a93d846",
     "eval_loss": 5.6,
     "seconds": 0.21,
+    "seconds_by": {"blocked": 0.0, "copy": 0.02, "write": 0.17, "publish": 0.02},
     "pinned": False,
     "created_at": LATER,
     "verified_at": LATER,
     "needed_by": [],
+    "bad_ranks": [],
     "shards": [_SHARD],
 }
 _EVENT = {
@@ -416,6 +419,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "NodesView": {"items": [_NODE]},
     "QueueView": {"items": [_WAITING]},
     "FeedChange": {"topic": "metrics", "job_id": JOB},
+    "StoreView": {"url": "/home/ada/.shardyard/checkpoints"},
     "MeView": {"name": "admin", "role": "admin"},
     "LoginBody": {"token": "the token of the data folder"},
     "NewToken": {"name": "ada", "role": "member"},

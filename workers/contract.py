@@ -48,6 +48,7 @@ def eval_loss_of(extra: Mapping[str, Any]) -> float | None:
     return None if value is None else float(value)
 
 
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Number = Annotated[
     float, BeforeValidator(_read_number), PlainSerializer(write_number, return_type=float | str, when_used="json")
 ]
@@ -161,7 +162,17 @@ class CheckpointRecord(Message):
     stage: Annotated[int, Field(ge=0, le=3)]
     shards: list[ShardRecord]
     seconds: float
+    seconds_by: dict[str, Seconds] = {}  # copy, write (hash, write, sync), publish; blocked: training waited meanwhile
     eval_loss: Number | None = None
+
+
+class SaveRecord(Message):
+    """Rank 0 began to save a step, or that save has ended, however it did."""
+
+    kind: Literal["save"] = "save"
+    at: AwareDatetime
+    step: Annotated[int, Field(ge=0)]
+    state: Literal["begun", "ended"]
 
 
 class PlanRecord(Message):
@@ -234,6 +245,7 @@ Record = Annotated[
     | MemoryRecord
     | LogRecord
     | CheckpointRecord
+    | SaveRecord
     | PlanRecord
     | LedgerRecord
     | AliveRecord

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.contract import LaunchOrder, ResumeFrom
@@ -9,7 +10,7 @@ from workers.data.batches import Data
 from workers.object_store import open_store
 from workers.reporter import Reporter
 from zero_engine import Engine
-from zero_engine.manifest import CheckpointError
+from zero_engine.checkpoint import NoneUsable, Refused
 
 SKIPPED = "skipped_steps"  # in a checkpoint's progress
 
@@ -37,14 +38,14 @@ def restore(order: LaunchOrder, resume: ResumeFrom, engine: Engine, data: Data, 
     """
     try:
         loaded = engine.restore(open_store(resume.store_url or order.store_url), folder=resume.checkpoint)
-    except CheckpointError as error:
+    except NoneUsable as error:
+        if order.rank == 0:
+            seen = any(refused.fault != "missing" for refused in error.refused)
+            _tell_refused(error.refused, reporter, store_was_seen=seen)
         raise RestoreError(str(error)) from error
     manifest = loaded.manifest
     if order.rank == 0:
-        for refused in loaded.refused:
-            reporter.event(
-                "checkpoint.refused", f"{refused.folder} cannot be used: {refused.reason}", folder=refused.folder
-            )
+        _tell_refused(loaded.refused, reporter, store_was_seen=True)
         if loaded.refused:
             message = f"{manifest.folder} was used in place of {resume.checkpoint}"
             reporter.event("checkpoint.fallback", message, folder=manifest.folder, step=manifest.step)
@@ -58,3 +59,11 @@ def restore(order: LaunchOrder, resume: ResumeFrom, engine: Engine, data: Data, 
             "resume with the same text and tokenizer, or start a new job"
         )
     return Progressed(manifest.step, int(manifest.progress.extra.get(SKIPPED, 0)))
+
+
+def _tell_refused(refused: Sequence[Refused], reporter: Reporter, *, store_was_seen: bool) -> None:
+    """An event for each. Damaged is what was read and found wrong, or is gone from a store in which others are."""
+    for each in refused:
+        damaged = each.fault == "damaged" or (each.fault == "missing" and store_was_seen)
+        message = f"{each.folder} cannot be used: {each.reason}"
+        reporter.event("checkpoint.refused", message, folder=each.folder, damaged=damaged)

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Literal, NoReturn
 
 from workers.beating import Beating
-from workers.contract import EVAL_LOSS, CheckpointRecord, LaunchOrder, ShardRecord, eval_loss_of, write_number
+from workers.contract import (
+    EVAL_LOSS,
+    CheckpointRecord,
+    LaunchOrder,
+    SaveRecord,
+    ShardRecord,
+    eval_loss_of,
+    write_number,
+)
 from workers.data.batches import Data
 from workers.object_store import open_store
 from workers.reporter import Reporter
@@ -69,9 +77,11 @@ class StoreSaving:
         assert self._saver is not None
         if self._saver.busy:
             self._wait(step, self._saver)
-        self._eval_losses[step] = eval_loss
+        self.look()  # tells of the save before first
         files = {TOKENIZER_FILE: self._tokenizer} if self._tokenizer else {}
-        self._saver.save(step, self._progress(progressed, eval_loss), files)
+        if self._saver.save(step, self._progress(progressed, eval_loss), files):
+            self._eval_losses[step] = eval_loss
+            self._say(step, "begun")
 
     def finish(self, progressed: Progressed, eval_loss: float | None) -> None:
         """Save the state and return when it is durable; a save under way ends first. Raises CheckpointError."""
@@ -82,11 +92,13 @@ class StoreSaving:
             if self._saver is not None:
                 self._saver.wait()
                 self.look()
+            self._say(step, "begun")
             self._put_tokenizer(step)
             store = Beating(self._store, lambda: self._reporter.phase("saving"))
             manifest = self._engine.save(store, step, self._order.fence, self._progress(progressed, eval_loss))
+        self._say(step, "ended")
         if self._order.rank == 0:
-            self._tell(manifest, time.monotonic() - begun, eval_loss)
+            self._tell(manifest, time.monotonic() - begun, {}, eval_loss)
         self._reporter.phase("training")
 
     def give_up(self) -> NoReturn:
@@ -99,6 +111,7 @@ class StoreSaving:
 
     def _hear(self, report: SaveReport) -> None:
         eval_loss = self._eval_losses.pop(report.step, None)
+        self._say(report.step, "ended")
         if report.problem:
             self._failure = report
             action, whose = (
@@ -107,7 +120,18 @@ class StoreSaving:
             message = f"step {report.step} was not saved{whose}: {report.problem}"
             self._reporter.event(f"checkpoint.{action}", message, step=report.step)
         elif report.manifest is not None:
-            self._tell(report.manifest, report.total_seconds, eval_loss)
+            seconds_by = {
+                "blocked": report.blocked_seconds,
+                "copy": report.copy_seconds,
+                "write": report.write_seconds,
+                "publish": report.publish_seconds,
+            }
+            self._tell(report.manifest, report.total_seconds, seconds_by, eval_loss)
+
+    def _say(self, step: int, state: Literal["begun", "ended"]) -> None:
+        """What a person sees of a save while it runs."""
+        if self._order.rank == 0:
+            self._reporter.add(SaveRecord(at=self._reporter.time(), step=step, state=state))
 
     def _skip(self, step: int) -> None:
         self._skipped += 1
@@ -150,7 +174,9 @@ class StoreSaving:
             extra={SKIPPED: progressed.skipped, **measured},
         )
 
-    def _tell(self, manifest: Manifest, seconds: float, eval_loss: float | None) -> None:
+    def _tell(
+        self, manifest: Manifest, seconds: float, seconds_by: Mapping[str, float], eval_loss: float | None
+    ) -> None:
         """A checkpoint was published: rank 0 says so, and removes what is too old where nobody else does."""
         shards = [
             ShardRecord(rank=shard.rank, file=shard.file, bytes=shard.file_bytes, checksum=shard.checksum)
@@ -166,6 +192,7 @@ class StoreSaving:
                 stage=manifest.stage,
                 shards=shards,
                 seconds=seconds,
+                seconds_by=dict(seconds_by),
                 eval_loss=eval_loss,
             )
         )

@@ -101,6 +101,7 @@ def _draw_job(session: Session, job: Json, attempts: list[Json]) -> None:
         ("Status", status_text(job["status"])),
         ("Reason", plain(job["reason"]["sentence"]) if job["reason"] else "-"),
         ("Phase", job["phase"] or "-"),
+        *_saving(job),
         ("Step", f"{job['step']} of {job['steps']}"),
         ("Loss", number_text(job["loss"], 6)),
         ("Tokens/s", number_text(job["tokens_per_second"])),
@@ -133,6 +134,11 @@ def _draw_job(session: Session, job: Json, attempts: list[Json]) -> None:
         )
     if job.get("error"):
         session.output.say(plain(job["error"]["traceback"]))
+
+
+def _saving(job: Json) -> list[tuple[str, str]]:
+    saving = (job.get("current_attempt") or {}).get("saving")
+    return [] if saving is None else [("Saving", f"step {saving['step']}, for {age_text(saving['since'])}")]
 
 
 def logs(

@@ -39,7 +39,7 @@ def verify(
         found = session.client.post(f"/v1/checkpoints/{known}/verify")
         where = f"Checkpoint of step {found['checkpoint']['step']}"
         read = found["checkpoint"]["bytes"]
-        bad = [shard["rank"] for shard in found["checkpoint"]["shards"] if shard["status"] != "ok"]
+        bad = found["checkpoint"]["bad_ranks"]
         result = {"ok": found["ok"], "problems": found["problems"], "bad_ranks": bad, "bytes": read}
         _tell(session.output, where, result)
 
@@ -91,7 +91,7 @@ def verify_resume(
     ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Run it again on so many ranks.")] = None,
     checkpoints: Annotated[
         str | None,
-        typer.Option("--checkpoints", envvar="SHARDYARD_STORE_URL", help="Where checkpoints lie, if not here."),
+        typer.Option("--checkpoints", help="Where they lie, if not where the server says."),
     ] = None,
     server: Server = None,
     token: Token = None,
@@ -112,7 +112,7 @@ def verify_resume(
             raise BadInput("A spec file says nothing about where its checkpoints lie; add --checkpoints DIR.")
         raise typer.Exit(_run([job, "--checkpoints", checkpoints, *wishes]))
     with session_with(server, token, data_dir, as_json) as session, tempfile.TemporaryDirectory() as folder:
-        asked = _of_job(session, session.job(job), checkpoints or str(data_folder(data_dir) / "checkpoints"), folder)
+        asked = _of_job(session, session.job(job), checkpoints or session.client.get("/v1/store")["url"], folder)
         raise typer.Exit(_run([*asked, *wishes]))
 
 

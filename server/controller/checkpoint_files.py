@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from workers.contract import CheckpointRecord, ShardRecord, eval_loss_of
 from zero_engine import catalog
 from zero_engine.manifest import CheckpointError, Manifest, parse_folder
-from zero_engine.store import Store
+from zero_engine.store import Store, StoreAway
 
 OpenStore = Callable[[str], Store]  # URL of a job's store -> the store
 
@@ -29,8 +29,35 @@ def unreported(store: Store, known: Collection[str]) -> list[CheckpointRecord]:
     return found
 
 
+def require(store: Store) -> None:
+    """A disk that is not mounted looks as if every file were lost: a job's store without any file is away. StoreAway.
+
+    Every job that was launched has a card there.
+    """
+    if next(iter(store.list()), None) is None:
+        raise StoreAway(f"there is nothing in {store.url}; is it mounted?")
+
+
+def verify(store: Store, folder: str) -> catalog.Verification:
+    """Read every byte of a checkpoint and compare. Raises StoreError, also when nothing of the job is in sight."""
+    found = catalog.verify(store, folder)
+    if not found.ok:
+        require(store)
+    return found
+
+
+def read_manifest(store: Store, folder: str) -> Manifest:
+    """The manifest of a folder. Raises CheckpointError, and StoreError, also when nothing of the job is in sight."""
+    try:
+        return catalog.read_manifest(store, folder)
+    except CheckpointError:
+        require(store)
+        raise
+
+
 def remove(store: Store, folder: str) -> None:
-    """Remove one checkpoint, whole or what is left of it."""
+    """Remove one checkpoint, whole or what is left of it. Raises StoreError, also when nothing of the job is there."""
+    require(store)
     catalog.delete(store, folder)
 
 

@@ -13,6 +13,7 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Literal, cast
 
 from server.controller.actions import Start
@@ -32,6 +33,7 @@ from zero_engine.store import StoreError
 
 log = logging.getLogger("shardyard.launcher")
 Device = Literal["cpu", "cuda"]
+STORE_PAUSE = timedelta(seconds=5)  # before the next try, when the store did not answer
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -75,8 +77,12 @@ class Launcher:
         self.new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32)
 
     async def claim(self, start: Start, report_url: str) -> Launch | None:
-        """Write the next attempt of a queued job down. None: the job moved meanwhile, or cannot run and was failed."""
-        prepared = await self._prepare(start)
+        """Write the next attempt of a queued job down. None: the job moved meanwhile, waits, or was failed."""
+        try:
+            prepared = await self._prepare(start)
+        except StoreError as error:  # nothing is known of its checkpoints: the next look tries again
+            await self._wait_for_store(start.job_id, error)
+            return None
         if prepared is None:
             return None
         if isinstance(prepared, Refused):
@@ -128,6 +134,8 @@ class Launcher:
         if point is None and (existing or job.forked_from is not None):
             lost = f"{len(existing)} are damaged" if existing else "the one it was forked from is damaged or gone"
             return Refused("checkpoint_unreadable", {"message": f"{lost}; clone the job to start again."})
+        if point is not None:
+            await self._storekeeper.require(point.job_id)
         try:
             spec = await asyncio.to_thread(self._resolve, job.job_spec(), start)
         except Exception as error:  # whatever keeps it from being planned keeps it from running
@@ -213,6 +221,15 @@ class Launcher:
         await events.append(
             tx, prepared.job.id, "resume.fallback", message, actor="controller", attempt=attempt, data={"step": step}
         )
+
+    async def _wait_for_store(self, job_id: JobId, error: StoreError) -> None:
+        """Back-off, so that it holds no slots meanwhile; the queue says why."""
+        log.warning("attempt.store_away job=%s error=%s", job_id, error)
+        why = {"message": f"The checkpoint store does not answer: {error}"}
+        async with self._leadership.write() as tx:
+            job = await jobs.lock(tx, job_id)
+            if job is not None and job.status is Status.QUEUED:
+                await jobs.set_values(tx, job_id, not_before=tx.now + STORE_PAUSE, reason_data=why)
 
     async def _fail(self, job_id: JobId, refused: Refused) -> None:
         async with self._leadership.write() as tx:

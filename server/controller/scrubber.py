@@ -12,6 +12,7 @@ import threading
 import time
 from datetime import datetime, timedelta
 
+from server.controller import checkpoint_files
 from server.controller.checkpoint_files import OpenStore
 from server.controller.leader import Leadership
 from server.db import Database
@@ -76,9 +77,8 @@ class Scrubber:
     async def _read(self, ref: CheckpointRef, done: frozenset[int]) -> None:
         store = self._open_store(self._settings.job_store(ref.job_id))
         try:
-            manifest = await asyncio.to_thread(catalog.read_manifest, store, ref.folder)
+            manifest = await asyncio.to_thread(checkpoint_files.read_manifest, store, ref.folder)
         except CheckpointError as error:
-            await asyncio.to_thread(self._require_store)
             await self._conclude(ref, Reading((str(error),)))
             return
         problems = [problem for shard in manifest.shards for problem in await self._shard(ref, store, shard, done)]
@@ -92,7 +92,7 @@ class Scrubber:
             return []
         damage = await asyncio.to_thread(catalog.verify_shard, store, ref.folder, shard, self._pace)
         if damage:
-            await asyncio.to_thread(self._require_store)
+            await asyncio.to_thread(checkpoint_files.require, store)
         async with self._leadership.write() as tx:
             await readings.note_shard(tx, ref, shard.rank, "corrupt" if damage else "ok")
         return [item.problem for item in damage]
@@ -102,11 +102,6 @@ class Scrubber:
             if await readings.conclude(tx, ref.id, reading, actor="controller"):
                 result = "corrupt" if reading.problems else "ok"
                 log.info("scrub.read job=%s folder=%s result=%s", ref.job_id, ref.folder, result)
-
-    def _require_store(self) -> None:
-        """A disk that is not mounted looks as if every file were lost: a store without any job is away. StoreError."""
-        if not list(self._open_store(self._settings.store).folders()):
-            raise StoreError(f"{self._settings.store} is empty; is it mounted?")
 
     def _pace(self, count: int) -> None:
         """Called between pieces, in the reading thread: wait until the pace allows the next one. Raises _Stopped."""

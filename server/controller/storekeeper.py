@@ -24,7 +24,7 @@ from server.settings import Settings
 from server.states import Status
 from workers.contract import CheckpointRecord
 from zero_engine.manifest import parse_folder
-from zero_engine.store import Store
+from zero_engine.store import Store, StoreError
 
 log = logging.getLogger("shardyard.storekeeper")
 REMOVING = "its files are being removed"  # `problem` of a row in status deleted until the files are gone
@@ -51,6 +51,10 @@ class Storekeeper:
             async with self._leadership.write() as tx:
                 await _record_found(tx, job_id, found)
 
+    async def require(self, job_id: str) -> None:
+        """Make sure that a job's store is in sight before anything reads from it. Raises StoreError."""
+        await asyncio.to_thread(checkpoint_files.require, self._store(job_id))
+
     async def describe(self, job_id: str) -> None:
         """Write the job's card into its store, so that a new database can know the job. Raises StoreError."""
         async with self._database.read() as connection:
@@ -76,7 +80,11 @@ class Storekeeper:
         async with self._database.read() as connection:
             marked = await _marked(connection)
         for checkpoint_id, job_id, folder in marked:
-            await asyncio.to_thread(checkpoint_files.remove, self._store(job_id), folder)
+            try:
+                await asyncio.to_thread(checkpoint_files.remove, self._store(job_id), folder)
+            except StoreError as error:  # the next look tries again
+                log.warning("checkpoint.not_removed job=%s folder=%s error=%s", job_id, folder, error)
+                continue
             async with self._leadership.write() as tx:
                 await checkpoints.set_status(tx, checkpoint_id, "deleted")
 

@@ -42,6 +42,8 @@ class Attempt(Base):
     last_step_at: Mapped[datetime | None]
     last_report_at: Mapped[datetime | None]
     digest: Mapped[str | None]
+    saving_step: Mapped[int | None]  # of the save that rank 0 has begun and not ended
+    saving_since: Mapped[datetime | None]
     token_hash: Mapped[str | None]  # of the report token
     plan_memory: Mapped[list[dict[str, int]] | None] = mapped_column(Json)
     plan_traffic: Mapped[list[dict[str, int]] | None] = mapped_column(Json)

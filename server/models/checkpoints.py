@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, Index, SmallInteger, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from server.models.columns import FINITE, Base, Uuid
+from server.models.columns import FINITE, Base, Json, Uuid
 
 
 class Checkpoint(Base):
@@ -29,6 +29,7 @@ class Checkpoint(Base):
     eval_loss: Mapped[float | None]
     eval_loss_flag: Mapped[int] = mapped_column(SmallInteger, default=FINITE)
     seconds: Mapped[float]
+    seconds_by: Mapped[dict[str, float] | None] = mapped_column(Json)  # part of the save -> seconds
     pinned: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime]
     verified_at: Mapped[datetime | None]  # when every byte was last read back

@@ -9,17 +9,16 @@ from fastapi import APIRouter, Query
 from starlette.responses import StreamingResponse
 
 from server.auth import Member, Viewer, check_owner
+from server.controller import checkpoint_files
 from server.errors import ApiError, not_found
 from server.exporting import Archive, Dtype, Format, archive
 from server.routes.state import ERRORS, CheckpointKey, Db, TheSettings
+from server.routes.stored import store_answers
 from server.rows import checkpoints, jobs, readings
 from server.rows.readings import Reading
 from server.views import CheckpointView, VerifyResult
 from workers.object_store import open_store
-from zero_engine import catalog
 from zero_engine.export import Export
-from zero_engine.manifest import CheckpointError
-from zero_engine.store import StoreError
 
 router = APIRouter(prefix="/v1/checkpoints/{checkpoint_id}", tags=["checkpoints"], responses=ERRORS)
 
@@ -50,10 +49,8 @@ async def verify(checkpoint_id: CheckpointKey, who: Member, database: Db, settin
     if view.status == "deleted":
         raise ApiError(409, f"The checkpoint of step {view.step} was removed.", code="checkpoint_deleted")
     url = settings.job_store(view.job_id)
-    try:
-        found = await asyncio.to_thread(lambda: catalog.verify(open_store(url), view.folder))
-    except StoreError as error:
-        raise ApiError(503, f"The store does not answer: {error}", code="store_unavailable") from error
+    with store_answers():
+        found = await asyncio.to_thread(lambda: checkpoint_files.verify(open_store(url), view.folder))
     said = Reading(found.problems, frozenset(found.bad_ranks), found.bytes_read)
     async with database.write() as tx:
         await readings.conclude(tx, checkpoint_id, said, actor=f"user:{who.name}")
@@ -90,17 +87,13 @@ async def export(
 
     def prepare() -> Export | Archive:
         store = open_store(url)
-        manifest = catalog.read_manifest(store, view.folder)
+        manifest = checkpoint_files.read_manifest(store, view.folder)
         if format == "safetensors":
             return Export(store, manifest, dtype)
         return archive(store, manifest, spec, format, dtype)
 
-    try:
+    with store_answers():
         ready = await asyncio.to_thread(prepare)
-    except CheckpointError as error:
-        raise ApiError(409, f"The checkpoint cannot be exported: {error}", code="checkpoint_unreadable") from error
-    except StoreError as error:
-        raise ApiError(503, f"The store does not answer: {error}", code="store_unavailable") from error
     kind, ending = ("octet-stream", "safetensors") if format == "safetensors" else ("x-tar", "tar")
     headers = {
         "Content-Length": str(ready.num_bytes),

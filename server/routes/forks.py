@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server import forking
 from server.auth import Member, Viewer
+from server.controller import checkpoint_files
 from server.db import Database, Tx
 from server.errors import ApiError, not_found
 from server.ids import new_id
@@ -18,6 +19,7 @@ from server.planning import predict, where_of
 from server.preflight import Beginning, passed_over, preflight
 from server.routes.jobs import IdempotencyKeyHeader, answer, with_etag
 from server.routes.state import ERRORS, Db, JobKey, TheSettings
+from server.routes.stored import store_answers
 from server.rows import actions, checkpoints, idempotency, jobs, nodes
 from server.rows.checkpoints import USABLE, CheckpointRef
 from server.rows.idempotency import Submission, canonical_hash
@@ -30,9 +32,7 @@ from workers.contract import ResumeRequest, ResumeTrain
 from workers.object_store import open_store
 from workers.planner import NeedsModel
 from workers.spec import JobSpec, SpecError, ZeroSpec, path_problems
-from zero_engine import catalog
-from zero_engine.manifest import CheckpointError, Manifest
-from zero_engine.store import StoreError
+from zero_engine.manifest import Manifest
 
 router = APIRouter(prefix="/v1", tags=["actions"], responses=ERRORS)
 
@@ -236,12 +236,8 @@ async def _newest_readable(
 
 async def _manifest(settings: Settings, point: CheckpointRef) -> Manifest:
     url = settings.job_store(point.job_id)
-    try:
-        return await asyncio.to_thread(lambda: catalog.read_manifest(open_store(url), point.folder))
-    except CheckpointError as error:
-        raise ApiError(409, f"The checkpoint cannot be read: {error}", code="checkpoint_unreadable") from error
-    except StoreError as error:
-        raise ApiError(503, f"The store does not answer: {error}", code="store_unavailable") from error
+    with store_answers():
+        return await asyncio.to_thread(lambda: checkpoint_files.read_manifest(open_store(url), point.folder))
 
 
 async def _submitted(response: Response, database: Database, submission: Submission) -> JobView:

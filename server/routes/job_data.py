@@ -218,11 +218,16 @@ async def _text(database: Database, job_id: str, rank: int | None) -> AsyncItera
 
 
 @router.get("/checkpoints", operation_id="listCheckpoints")
-async def list_checkpoints(job_id: JobKey, who: Viewer, database: Db) -> Page[CheckpointView]:
+async def list_checkpoints(
+    job_id: JobKey,
+    who: Viewer,
+    database: Db,
+    shards: Annotated[bool, Query(description="each rank's file too")] = False,
+) -> Page[CheckpointView]:
     """Checkpoints of the job, newest step first."""
     await _must_exist(database, job_id)
     async with database.read() as connection:
-        return Page[CheckpointView](items=await checkpoints.views(connection, job_id=job_id))
+        return Page[CheckpointView](items=await checkpoints.views(connection, job_id=job_id, shards=shards))
 
 
 @router.get("/lineage", operation_id="getLineage")

@@ -14,7 +14,7 @@ from server.db import Tx
 from server.models import Attempt, Job, RankRow
 from server.reasons import sentence
 from server.states import AttemptStatus
-from server.views import AttemptView, ErrorView, RankView, ReasonView
+from server.views import AttemptView, ErrorView, RankView, ReasonView, SavingView
 from workers.contract import ResultRecord
 
 
@@ -193,8 +193,16 @@ def _view(row: Row[Any], ranks: list[RankView]) -> AttemptView:
         first_step=row.first_step,
         last_step=row.last_step,
         digest=row.digest,
+        saving=_saving(row),
         rank_states=ranks,
     )
+
+
+def _saving(row: Row[Any]) -> SavingView | None:
+    """Nothing of an attempt that has ended: whatever it had begun was cut short."""
+    if row.saving_step is None or row.reason is not None:
+        return None
+    return SavingView(step=row.saving_step, since=row.saving_since)
 
 
 def _rank_view(rank: RankRecord, now: datetime) -> RankView:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Row, insert, or_, select, update
+from sqlalchemy import Row, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
@@ -71,6 +71,7 @@ async def record(tx: Tx, job_id: str, attempt: int, report: CheckpointRecord) ->
             eval_loss=eval_loss,
             eval_loss_flag=flag,
             seconds=report.seconds,
+            seconds_by=report.seconds_by or None,
             created_at=report.at,
         )
         .on_conflict_do_nothing(index_elements=["job_id", "folder"])
@@ -152,21 +153,39 @@ async def find(connection: AsyncConnection, checkpoint_id: str) -> CheckpointRef
     return None if row is None else _ref(row)
 
 
+async def read_by(connection: AsyncConnection, job_id: str, attempt_id: str, folder: str) -> CheckpointRef | None:
+    """The checkpoint in a folder of the store that an attempt begins from: its job's, or the one it was forked from."""
+    begins = (
+        select(Checkpoint.job_id)
+        .join(Attempt, Attempt.resume_checkpoint == Checkpoint.id)
+        .where(Attempt.id == attempt_id)
+    )
+    owner = (await connection.execute(begins)).scalar_one_or_none() or job_id
+    return await in_folder(connection, owner, folder)
+
+
+async def in_folder(connection: AsyncConnection, job_id: str, folder: str) -> CheckpointRef | None:
+    """The checkpoint in a folder of a job's store that still exists, or None."""
+    there = (Checkpoint.job_id == job_id) & (Checkpoint.folder == folder) & (Checkpoint.status != "deleted")
+    row = (await connection.execute(select(*_REF).where(there))).one_or_none()
+    return None if row is None else _ref(row)
+
+
 async def views(
-    connection: AsyncConnection, *, job_id: str | None = None, checkpoint_id: str | None = None
+    connection: AsyncConnection, *, job_id: str | None = None, checkpoint_id: str | None = None, shards: bool = True
 ) -> list[CheckpointView]:
-    """Checkpoints with their shards, of a job (newest step first) or by id."""
+    """Checkpoints of a job (newest step first) or by id; `shards`: each rank's file with them, not only the bad."""
     statement = select(Checkpoint.__table__).order_by(Checkpoint.step.desc(), Checkpoint.attempt.desc())
     if job_id is not None:
         statement = statement.where(Checkpoint.job_id == job_id)
     if checkpoint_id is not None:
         statement = statement.where(Checkpoint.id == checkpoint_id)
     rows = (await connection.execute(statement)).all()
-    shards = await _shards(connection, [row.id for row in rows])
+    files = await _shards(connection, [row.id for row in rows], only_bad=not shards)
     needed = [
         need for owner in dict.fromkeys(row.job_id for row in rows) for need in await needs.of_job(connection, owner)
     ]
-    return [_view(row, shards.get(row.id, []), needed) for row in rows]
+    return [_view(row, files.get(row.id, []), needed, shards=shards) for row in rows]
 
 
 async def set_status(tx: Tx, checkpoint_id: str, status: CheckpointStatus, *, problem: str | None = None) -> None:
@@ -176,14 +195,13 @@ async def set_status(tx: Tx, checkpoint_id: str, status: CheckpointStatus, *, pr
     tx.changed("checkpoints", None if found is None else found.job_id)
 
 
-async def mark_corrupt_folder(tx: Tx, job_id: str, folder: str, problem: str) -> None:
-    """Mark a checkpoint that a rank could not read, by its folder: one of the job, or the one it was forked from."""
-    origin = select(Job.forked_from).where(Job.id == job_id).scalar_subquery()
-    there = update(Checkpoint).where(Checkpoint.folder == folder, Checkpoint.status != "deleted")
-    of_job = or_(Checkpoint.job_id == job_id, Checkpoint.id == origin)
-    marked = there.where(of_job).values(status="corrupt", problem=problem).returning(Checkpoint.job_id)
-    for row in (await tx.execute(marked)).all():
-        tx.changed("checkpoints", row.job_id)
+async def mark_corrupt(tx: Tx, ref: CheckpointRef, problem: str) -> None:
+    """A rank read it and found it wrong: from now on nothing begins from it, and a pin moves to what is left."""
+    values = {"status": "corrupt", "problem": problem[:2000], "verified_at": None}
+    await tx.execute(update(Checkpoint).where(Checkpoint.id == ref.id, Checkpoint.status != "deleted").values(**values))
+    tx.changed("checkpoints", ref.job_id)
+    if ref.pinned:
+        await pin_newest(tx, ref.job_id)
 
 
 async def pin_newest(tx: Tx, job_id: str) -> None:
@@ -209,7 +227,9 @@ async def unpin_many(tx: Tx, job_ids: Collection[str]) -> None:
         await tx.execute(pinned.values(pinned=False))
 
 
-async def _shards(connection: AsyncConnection, ids: Collection[str]) -> dict[str, list[CheckpointShardView]]:
+async def _shards(
+    connection: AsyncConnection, ids: Collection[str], *, only_bad: bool
+) -> dict[str, list[CheckpointShardView]]:
     if not ids:
         return {}
     statement = (
@@ -217,6 +237,8 @@ async def _shards(connection: AsyncConnection, ids: Collection[str]) -> dict[str
         .where(CheckpointShard.checkpoint_id.in_(ids))
         .order_by(CheckpointShard.checkpoint_id, CheckpointShard.rank)
     )
+    if only_bad:
+        statement = statement.where(CheckpointShard.status != "ok")
     found: dict[str, list[CheckpointShardView]] = {}
     for row in (await connection.execute(statement)).all():
         fields = dict(row._mapping)
@@ -224,11 +246,15 @@ async def _shards(connection: AsyncConnection, ids: Collection[str]) -> dict[str
     return found
 
 
-def _view(row: Row[Any], shards: Sequence[CheckpointShardView], needed: Sequence[needs.Need]) -> CheckpointView:
+def _view(
+    row: Row[Any], files: Sequence[CheckpointShardView], needed: Sequence[needs.Need], *, shards: bool
+) -> CheckpointView:
     fields = dict(row._mapping)
     fields["eval_loss"] = join(row.eval_loss, fields.pop("eval_loss_flag"))
+    fields["seconds_by"] = row.seconds_by or {}
     by = [NeededBy(job_id=need.job_id, name=need.job_name) for need in needed if need.checkpoint_id == row.id]
-    return CheckpointView.model_validate({**fields, "needed_by": by, "shards": list(shards)})
+    fields["bad_ranks"] = [file.rank for file in files if file.status != "ok"]
+    return CheckpointView.model_validate({**fields, "needed_by": by, "shards": list(files) if shards else []})
 
 
 def _ref(row: Row[Any]) -> CheckpointRef:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, bindparam, select
+from sqlalchemy import Row, bindparam, select, update
 
 from server.db import Tx
 from server.errors import ApiError
@@ -35,11 +35,12 @@ from workers.contract import (
     PointsRecord,
     ReportBatch,
     ResultRecord,
+    SaveRecord,
 )
 
 LARGEST = 2**53  # of steps and counts: what every JSON reader keeps exact
 MAX_SERIES = 5000  # of one attempt and rank
-REFUSED = "checkpoint.refused"  # a rank's event: the checkpoint in data.folder could not be read
+REFUSED = "checkpoint.refused"  # a rank's event: the checkpoint in data.folder cannot be used; data.damaged: for good
 FALLBACK = "checkpoint.fallback"  # and the one in data.folder, of data.step, was read in its place
 _PLACE = (
     select(
@@ -142,6 +143,8 @@ async def _store(tx: Tx, owner: Owner, batch: ReportBatch, log_bytes: int) -> No
     for record in records:
         if isinstance(record, CheckpointRecord):
             await _store_checkpoint(tx, owner, record)
+        elif isinstance(record, SaveRecord):
+            await _store_save(tx, owner, record)
         elif isinstance(record, EventRecord):
             await _store_event(tx, owner, record)
         elif isinstance(record, PlanRecord):
@@ -171,15 +174,25 @@ async def _store_checkpoint(tx: Tx, owner: Owner, record: CheckpointRecord) -> N
     )
 
 
+async def _store_save(tx: Tx, owner: Owner, record: SaveRecord) -> None:
+    """What the attempt saves now."""
+    if record.state == "begun":
+        await attempts.set_values(tx, owner.attempt_id, saving_step=record.step, saving_since=record.at)
+    else:
+        of_save = (Attempt.id == owner.attempt_id) & (Attempt.saving_step == record.step)
+        await tx.execute(update(Attempt).where(of_save).values(saving_step=None, saving_since=None))
+    tx.changed("job", owner.job_id)
+
+
 async def _store_event(tx: Tx, owner: Owner, record: EventRecord) -> None:
     folder = record.data.get("folder")
-    if record.action == REFUSED and isinstance(folder, str):
-        await checkpoints.mark_corrupt_folder(tx, owner.job_id, folder, record.message)
-    if record.action == FALLBACK and isinstance(folder, str):
-        for used in await checkpoints.of_job(tx.connection, owner.job_id):
-            if used.folder == folder:
-                values = {"resume_checkpoint": used.id, "resume_step": used.step}
-                await attempts.set_values(tx, owner.attempt_id, **values)
+    if record.action in (REFUSED, FALLBACK) and isinstance(folder, str):
+        found = await checkpoints.read_by(tx.connection, owner.job_id, owner.attempt_id, folder)
+        if found is not None and record.action == FALLBACK:
+            values = {"resume_checkpoint": found.id, "resume_step": found.step}
+            await attempts.set_values(tx, owner.attempt_id, **values)
+        elif found is not None and record.data.get("damaged"):
+            await checkpoints.mark_corrupt(tx, found, record.message)
     await events.append(
         tx,
         owner.job_id,

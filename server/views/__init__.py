@@ -7,7 +7,7 @@ Read `view.py` first, then `jobs.py`. Units stand in the names. A number that ma
 
 from __future__ import annotations
 
-from server.views.attempts import AttemptView, ErrorView, RankView
+from server.views.attempts import AttemptView, ErrorView, RankView, SavingView
 from server.views.checkpoints import CheckpointShardView, CheckpointView, NeededBy, VerifyResult
 from server.views.cluster import ExplainView, Holder, NodesView, NodeView, QueueItem, QueueView
 from server.views.jobs import ActionResult, BulkResult, EventView, JobListItem, JobPage, JobView
@@ -19,7 +19,7 @@ from server.views.preflight import PassedOver, PreflightView
 from server.views.problems import FieldProblem, Problem
 from server.views.series import MetricsView, NonFiniteMark, PointView, SeriesNamesView, SeriesStatsView, SeriesView
 from server.views.service import FeedChange, HealthView, MeView, Role, Topic
-from server.views.store import AdoptedView, OrphansView, OrphanView
+from server.views.store import AdoptedView, OrphansView, OrphanView, StoreView
 from server.views.view import Item, Page, ReasonView, View
 
 __all__ = [
@@ -72,11 +72,13 @@ __all__ = [
     "RankView",
     "ReasonView",
     "Role",
+    "SavingView",
     "SeriesNamesView",
     "SeriesStatsView",
     "SeriesView",
     "StageBytes",
     "StagePlan",
+    "StoreView",
     "Topic",
     "VerifyResult",
     "View",

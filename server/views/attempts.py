@@ -35,6 +35,13 @@ class ErrorView(View):
     code: str | None = None
 
 
+class SavingView(View):
+    """The save that runs now."""
+
+    step: int
+    since: AwareDatetime
+
+
 class AttemptView(View):
     """One launch of the whole group of ranks; never changed once it has ended."""
 
@@ -54,4 +61,5 @@ class AttemptView(View):
     first_step: int | None
     last_step: int | None
     digest: str | None
+    saving: SavingView | None = Field(default=None, description="the checkpoint being saved now, if any")
     rank_states: list[RankView]

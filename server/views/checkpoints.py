@@ -44,11 +44,19 @@ class CheckpointView(View):
     digest: str
     eval_loss: Number | None
     seconds: float
+    seconds_by: dict[str, float] = Field(
+        default={},
+        description="parts of a save beside training: copy; write (hash, write, sync of rank 0); publish (the other "
+        "ranks' shards, the manifest). blocked: training waited, meanwhile",
+    )
     pinned: bool
     created_at: AwareDatetime
     verified_at: AwareDatetime | None = Field(default=None, description="when every byte was last read back")
     needed_by: list[NeededBy] = Field(default=[], description="retention and deletion leave it alone while there are")
-    shards: list[CheckpointShardView]
+    bad_ranks: list[int] = Field(default=[], description="whose file is damaged or missing")
+    shards: list[CheckpointShardView] = Field(
+        default=[], description="each rank's file; a list of checkpoints has them with shards=true only"
+    )
 
 
 class VerifyResult(View):

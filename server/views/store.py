@@ -9,6 +9,12 @@ from pydantic import AwareDatetime, Field
 from server.views.view import View
 
 
+class StoreView(View):
+    """Where checkpoints lie."""
+
+    url: str = Field(description="a folder of the server's machine, or a url; each job's are below its id")
+
+
 class OrphanView(View):
     """Something in the store that no row refers to, or a row whose files are gone."""
 

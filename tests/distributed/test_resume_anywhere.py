@@ -177,3 +177,21 @@ def test_more_steps_than_before_go_on_along_the_longer_schedule(pool: Pool, memo
     assert longer[0].rates == {step: learning_rate(spec.train, step - 1) for step in (10, 11, 12)}
     store = LocalStore(memory_path / "store")
     assert list_checkpoints(store)[0].step == 12 and verify(store, newest(memory_path)).ok
+
+
+def refused(rank: Rank, root: str, start: str) -> dict[str, bool]:
+    """An attempt that can begin from nothing: whether each checkpoint that it names is damaged."""
+    attempt = Attempt(rank, root, [], fence=9, resume=ResumeFrom(checkpoint=start, step=0))
+    assert attempt.run().startswith("RestoreError")
+    return {event["data"]["folder"]: event["data"]["damaged"] for event in attempt.events("checkpoint.refused")}
+
+
+def test_what_was_read_and_found_wrong_is_damaged_and_what_is_out_of_sight_is_not(
+    pool: Pool, memory_path: Path
+) -> None:
+    """A store where nothing is may be a disk that is not mounted; where others are, one that is missing is gone."""
+    torn, gone = "step-0000000001-attempt-000001", "step-0000000002-attempt-000001"
+    assert pool.run(2, refused, str(memory_path / "empty"), gone) == [{gone: False}, {}]
+    store = LocalStore(memory_path / "torn" / "store")
+    store.put(f"{torn}/manifest.json", b"{")
+    assert pool.run(2, refused, str(memory_path / "torn"), gone) == [{gone: True, torn: True}, {}]

@@ -47,7 +47,9 @@ def test_a_save_that_is_due_too_early_is_skipped_by_all_ranks_alike(pool: Pool, 
     assert len(folders) == len(saved_steps(memory_path)), "no rank wrote a shard for a save that another one skipped"
 
 
-def wait_while_busy(rank: Rank, root: str) -> tuple[str, list[dict[str, Any]], list[str], list[int]]:
+def wait_while_busy(
+    rank: Rank, root: str
+) -> tuple[str, list[dict[str, Any]], list[str], list[int], list[tuple[int, str]]]:
     """The save of step 1 hangs until somebody waits for it."""
     saving_module.WAITED_SECONDS = 0.0
     gate = GatedStore(root + "/store", gate=f"gate-{rank.rank}")
@@ -56,16 +58,20 @@ def wait_while_busy(rank: Rank, root: str) -> tuple[str, list[dict[str, Any]], l
     outcome = attempt.run()
     phases = [record["phase"] for record in attempt.told("phase")]
     told = [record["step"] for record in attempt.told("checkpoint")]
-    return outcome, attempt.events("checkpoint.waited"), phases, told
+    saves = [(record["step"], record["state"]) for record in attempt.told("save")]
+    return outcome, attempt.events("checkpoint.waited"), phases, told, saves
 
 
 def test_by_default_training_waits_and_says_so(pool: Pool, memory_path: Path) -> None:
-    """No save is left out; how long training stood still is an event; rank 0 tells each checkpoint once."""
+    """No save is left out; how long training stood still is an event; rank 0 tells each checkpoint once, and of each
+    save when it begins and when it has ended.
+    """
     first, second = pool.run(2, wait_while_busy, str(memory_path))
     assert first[0] == second[0] == "finished"
     assert first[1][0]["data"]["step"] == 2 and first[1][0]["data"]["count"] == 1 and not second[1]
     assert first[2][:2] == ["saving", "training"], "a person sees what it waits for"
     assert first[3] == saved_steps(memory_path) == [1, 2, 3] and second[3] == []
+    assert first[4] == [(step, state) for step in (1, 2, 3) for state in ("begun", "ended")] and second[4] == []
 
 
 def wait_long(rank: Rank, root: str) -> list[str]:

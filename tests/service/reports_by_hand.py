@@ -40,6 +40,11 @@ def phase(name: str, step: int = 0) -> dict[str, Any]:
     return {"kind": "phase", "at": at(step), "phase": name}
 
 
+def save(step: int, state: str) -> dict[str, Any]:
+    """A save record."""
+    return {"kind": "save", "at": at(step), "step": step, "state": state}
+
+
 def checkpoint(step: int, fence: int = 1, ranks: int = 2) -> dict[str, Any]:
     """A checkpoint record."""
     return {

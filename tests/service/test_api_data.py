@@ -338,7 +338,13 @@ async def test_verifying_reads_every_byte_and_marks_what_it_finds(api: Api) -> N
     path = f"/v1/checkpoints/{(await _checkpoint(api, job['id']))['id']}"
     whole = (await api.admin.post(f"{path}/verify")).json()
     assert (whole["ok"], whole["problems"], whole["checkpoint"]["status"]) == (True, [], "verified")
-    file = Path(api.settings.job_store(job["id"])) / made.folder / whole["checkpoint"]["shards"][1]["file"]
+    folder = Path(api.settings.job_store(job["id"]))
+    elsewhere = folder.rename(folder.with_name("elsewhere"))
+    away = [await api.admin.post(f"{path}/verify"), await api.admin.get(f"{path}/export")]
+    assert {(answer.status_code, answer.json()["code"]) for answer in away} == {(503, "store_unavailable")}
+    assert (await _checkpoint(api, job["id"]))["status"] == "verified", "a store that is not mounted says nothing"
+    elsewhere.rename(folder)
+    file = folder / made.folder / whole["checkpoint"]["shards"][1]["file"]
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)

@@ -331,7 +331,12 @@ async def test_an_attempt_that_fell_back_says_where_it_really_began(world: World
     attempt = await world.attempt(job)
     said = [("checkpoint.refused", newest), ("checkpoint.fallback", before)]
     records = [
-        EventRecord(at=world.clock(), action=action, message="scripted", data={"folder": c.folder, "step": c.step})
+        EventRecord(
+            at=world.clock(),
+            action=action,
+            message="scripted",
+            data={"folder": c.folder, "step": c.step, "damaged": action == "checkpoint.refused"},
+        )
         for action, c in said
     ]
     rank = (await world.gang(job)).ranks[1]

@@ -17,7 +17,7 @@ from server.db import Database
 from server.rows import attempts, checkpoints, jobs
 from server.states import AttemptStatus, Status
 from tests.service.conftest import Api
-from tests.service.reports_by_hand import Rank, checkpoint, log, phase, points, start_attempt
+from tests.service.reports_by_hand import Rank, at, checkpoint, log, phase, points, save, start_attempt
 from workers.contract import CheckpointRecord
 
 
@@ -227,6 +227,31 @@ async def test_the_phase_of_a_job_is_its_slowest_ranks(api: Api) -> None:
     assert [r["phase"] for r in view["current_attempt"]["rank_states"]] == ["training", "training"]
 
 
+async def test_a_save_is_shown_while_it_runs_and_where_its_time_went_afterwards(api: Api) -> None:
+    """The end of an earlier save hides no later one, and an attempt that has ended saves nothing."""
+    job = await api.submit()
+    rank = await start_attempt(api.database, job["id"])
+
+    async def saving() -> dict[str, Any] | None:
+        view: dict[str, Any] = (await api.admin.get(f"/v1/jobs/{job['id']}")).json()
+        found: dict[str, Any] | None = view["current_attempt"]["saving"]
+        return found
+
+    await rank.report(api, save(10, "begun"))
+    assert (shown := await saving()) is not None and (shown["step"], shown["since"][:19]) == (10, at(10)[:19])
+    await rank.report(api, save(20, "begun"), save(10, "ended"))
+    assert (shown := await saving()) is not None and shown["step"] == 20
+    parts = {"blocked": 0.0, "copy": 0.1, "write": 0.3, "publish": 0.1}
+    await rank.report(api, save(20, "ended"), {**checkpoint(20), "seconds_by": parts}, checkpoint(21))
+    assert await saving() is None
+    items = (await api.admin.get(f"/v1/jobs/{job['id']}/checkpoints")).json()["items"]
+    assert [item["seconds_by"] for item in items] == [{}, parts]
+    await rank.report(api, save(30, "begun"))
+    async with api.database.write() as tx:
+        await attempts.set_values(tx, rank.attempt_id, reason="rank_died")
+    assert await saving() is None
+
+
 async def test_a_checkpoint_said_twice_is_one_row(api: Api) -> None:
     """The same folder from another batch, or after an absence, makes neither a second row nor a second event."""
     job = await api.submit()
@@ -234,7 +259,7 @@ async def test_a_checkpoint_said_twice_is_one_row(api: Api) -> None:
     await rank.report(api, checkpoint(10))
     await rank.report(api, checkpoint(10))
     (found,) = (await api.admin.get(f"/v1/jobs/{job['id']}/checkpoints")).json()["items"]
-    assert (found["step"], found["bytes"], len(found["shards"]), found["status"]) == (10, 200, 2, "complete")
+    assert (found["step"], found["bytes"], found["ranks"], found["status"]) == (10, 200, 2, "complete")
     events = (await api.admin.get(f"/v1/jobs/{job['id']}/events")).json()["items"]
     assert [e["action"] for e in events].count("checkpoint.saved") == 1
 
@@ -250,9 +275,10 @@ async def test_a_manifest_of_ten_thousand_shards_is_as_many_statements_as_one_of
                 assert await checkpoints.record(tx, job["id"], 1, record) is not None
         counts.append(len(statements))
     assert counts[0] == counts[1] <= 6, counts
-    async with api.database.read() as connection:
-        views = await checkpoints.views(connection, job_id=job["id"])
-    assert [len(view.shards) for view in views] == [10_000, 2]
+    path = f"/v1/jobs/{job['id']}/checkpoints"
+    small, whole = await api.admin.get(path), await api.admin.get(path, params={"shards": True})
+    assert [len(item["shards"]) for item in whole.json()["items"]] == [10_000, 2]
+    assert [len(item["shards"]) for item in small.json()["items"]] == [0, 0] and len(small.content) < 2000
 
 
 @contextmanager
@@ -271,18 +297,19 @@ def counted_statements(database: Database) -> Iterator[list[str]]:
 
 
 async def test_a_checkpoint_that_a_rank_refused_is_marked_and_named(api: Api) -> None:
-    """An event says so; the one before is the newest usable."""
+    """An event says so; the one before is the newest usable. One that does not fit the model as it is now is whole."""
     job = await api.submit()
     rank = await start_attempt(api.database, job["id"])
     await rank.report(api, checkpoint(10), checkpoint(20))
-    refused = {
+    refused: dict[str, Any] = {
         "kind": "event",
         "at": checkpoint(20)["at"],
         "action": "checkpoint.refused",
         "message": "shard 1: block 3 has another checksum",
-        "data": {"folder": checkpoint(20)["folder"], "loss": "NaN"},
+        "data": {"folder": checkpoint(20)["folder"], "damaged": True, "loss": "NaN"},
     }
-    await rank.report(api, refused)
+    unfit = {**refused, "data": {"folder": checkpoint(10)["folder"], "damaged": False}}
+    await rank.report(api, refused, unfit)
     items = (await api.admin.get(f"/v1/jobs/{job['id']}/checkpoints")).json()["items"]
     assert [(c["step"], c["status"]) for c in items] == [(20, "corrupt"), (10, "complete")]
     assert "block 3" in items[0]["problem"]

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from server.cli import main
+from server.cli.jobs_commands import _saving
 from tests.unit.scripted_server import Answer, Asked, Script, job_view, serving
 from tests.waiting import PATIENCE_SECONDS
 
@@ -73,6 +74,14 @@ def test_a_job_is_named_by_id_end_of_id_name_or_latest(script: Script, named: st
     script.answers[f"POST /v1/jobs/{JOB}/cancel"] = Answer(job_view(status="stopping"))
     run = shardyard(script, "cancel", named)
     assert run.returncode == 0 and json.loads(run.stdout)[0]["status"] == "stopping"
+
+
+def test_a_person_is_shown_the_save_that_runs_now() -> None:
+    """A row of `show` while there is one, and none otherwise."""
+    saving = {"step": 40, "since": "2026-01-01T00:00:00+00:00"}
+    ((name, text),) = _saving(job_view(current_attempt={"saving": saving}))
+    assert name == "Saving" and text.startswith("step 40, for ")
+    assert [_saving(job_view(current_attempt=idle)) for idle in ({"saving": None}, None)] == [[], []]
 
 
 def test_a_name_that_fits_several_jobs_is_bad_input_and_cancels_none(script: Script) -> None:

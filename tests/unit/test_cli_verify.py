@@ -22,7 +22,7 @@ VIEW: dict[str, Any] = {
     "id": CHECKPOINT,
     "step": 5,
     "bytes": 36492,
-    "shards": [{"rank": 0, "status": "ok"}, {"rank": 1, "status": "corrupt"}],
+    "bad_ranks": [1],
 }
 
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_of_a_server_is_verified_by_the_server(script: Script, word
 
 
 def test_a_job_is_run_again_with_what_the_server_recorded(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program gets the job's spec, its store, and each loss and norm to the last bit."""
+    """The program gets the job's spec, its store as the server has it, and each loss and norm to the last bit."""
     text = (
         'name,rank,attempt,step,at,value\r\n"loss",0,1,1,t,0.1\r\n"grad_norm",0,1,1,t,1e-320\r\n"loss",0,1,2,t,NaN\r\n'
     )
@@ -77,6 +77,9 @@ def test_a_job_is_run_again_with_what_the_server_recorded(script: Script, monkey
         return 1
 
     monkeypatch.setattr(verify_commands, "_run", run)
+    script.answers["GET /v1/store"] = Answer({"url": "s3://of/server"})
+    assert shardyard(script, "verify-resume", JOB).returncode == 1
+    assert seen["rest"][0] == f"s3://of/server/{JOB}"
     ended = shardyard(script, "verify-resume", JOB, "--steps", "3", "--ranks", "1", "--checkpoints", "s3://bucket/x/")
     assert ended.returncode == 1
     assert seen["spec"] == SPEC and seen["recorded"]["1"] == {"loss": 0.1, "grad_norm": 1e-320}

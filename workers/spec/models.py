@@ -293,7 +293,13 @@ class CheckpointSpec(SpecModel):
         int, AfterValidator(_two_at_least), Field(le=10**6, description="newest checkpoints kept; at least 2")
     ] = 2
     keep_best: Annotated[
-        int, Field(ge=0, le=10**6, description="so many more, the best by validation loss, which is then known at each")
+        int,
+        Field(
+            ge=0,
+            le=10**6,
+            description="the so many best by validation loss stay too, however old; the newest may be among them. "
+            "The loss is then measured at each save",
+        ),
     ] = 0
     keep_every: Annotated[
         int, Field(ge=0, le=2**53, description="kept for good: those whose step is a multiple of it; 0: none")

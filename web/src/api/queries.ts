@@ -95,6 +95,13 @@ export const checkpointsQuery = (id: string) =>
     queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/checkpoints", { signal, params: { path: { job_id: id } } })),
   });
 
+/** One with its shards; under the key of the list, so that what makes that stale makes it stale. */
+export const checkpointQuery = (jobId: string, id: string) =>
+  queryOptions({
+    queryKey: ["checkpoints", jobId, id],
+    queryFn: ({ signal }) => body(api.GET("/v1/checkpoints/{checkpoint_id}", { signal, params: { path: { checkpoint_id: id } } })),
+  });
+
 export const attemptsQuery = (id: string) =>
   queryOptions({
     queryKey: ["attempts", id],

@@ -761,6 +761,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/store": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get store
+         * @description Where checkpoints lie, for programs that read them without the server.
+         */
+        get: operations["getStore"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/store/adopt": {
         parameters: {
             query?: never;
@@ -951,6 +971,8 @@ export interface components {
             resumed_from_checkpoint: string | null;
             /** Resumed From Step */
             resumed_from_step: number | null;
+            /** @description the checkpoint being saved now, if any */
+            saving?: components["schemas"]["SavingView"] | null;
             /** Stage */
             stage: number;
             /**
@@ -1049,6 +1071,13 @@ export interface components {
             ranks: number;
             /** Seconds */
             seconds: number;
+            /**
+             * Seconds By
+             * @default {}
+             */
+            seconds_by: {
+                [key: string]: number;
+            };
             /** Shards */
             shards: components["schemas"]["ShardRecord"][];
             /** Stage */
@@ -1093,7 +1122,7 @@ export interface components {
             every: number;
             /**
              * Keep Best
-             * @description so many more, the best by validation loss, which is then known at each
+             * @description the so many best by validation loss stay too, however old; the newest may be among them. The loss is then measured at each save
              * @default 0
              */
             keep_best: number;
@@ -1129,6 +1158,7 @@ export interface components {
          * @description A published checkpoint.
          * @example {
          *       "attempt": 1,
+         *       "bad_ranks": [],
          *       "bytes": 131072,
          *       "created_at": "2026-11-29T12:01:40Z",
          *       "digest": "5b1e0c7f2a93d846",
@@ -1141,6 +1171,12 @@ export interface components {
          *       "problem": null,
          *       "ranks": 2,
          *       "seconds": 0.21,
+         *       "seconds_by": {
+         *         "blocked": 0,
+         *         "copy": 0.02,
+         *         "publish": 0.02,
+         *         "write": 0.17
+         *       },
          *       "shards": [
          *         {
          *           "bytes": 65536,
@@ -1159,6 +1195,12 @@ export interface components {
         CheckpointView: {
             /** Attempt */
             attempt: number;
+            /**
+             * Bad Ranks
+             * @description whose file is damaged or missing
+             * @default []
+             */
+            bad_ranks: number[];
             /** Bytes */
             bytes: number;
             /**
@@ -1190,7 +1232,19 @@ export interface components {
             ranks: number;
             /** Seconds */
             seconds: number;
-            /** Shards */
+            /**
+             * Seconds By
+             * @description parts of a save beside training: copy; write (hash, write, sync of rank 0); publish (the other ranks' shards, the manifest). blocked: training waited, meanwhile
+             * @default {}
+             */
+            seconds_by: {
+                [key: string]: number;
+            };
+            /**
+             * Shards
+             * @description each rank's file; a list of checkpoints has them with shards=true only
+             * @default []
+             */
             shards: components["schemas"]["CheckpointShardView"][];
             /** Stage */
             stage: number;
@@ -2110,6 +2164,10 @@ export interface components {
          *         "reason": null,
          *         "resumed_from_checkpoint": null,
          *         "resumed_from_step": null,
+         *         "saving": {
+         *           "since": "2026-11-29T12:00:00Z",
+         *           "step": 100
+         *         },
          *         "stage": 2,
          *         "started_at": "2026-11-29T12:00:00Z",
          *         "status": "running"
@@ -3170,6 +3228,10 @@ export interface components {
          *           "reason": null,
          *           "resumed_from_checkpoint": null,
          *           "resumed_from_step": null,
+         *           "saving": {
+         *             "since": "2026-11-29T12:00:00Z",
+         *             "step": 100
+         *           },
          *           "stage": 2,
          *           "started_at": "2026-11-29T12:00:00Z",
          *           "status": "running"
@@ -3190,6 +3252,7 @@ export interface components {
          *       "items": [
          *         {
          *           "attempt": 1,
+         *           "bad_ranks": [],
          *           "bytes": 131072,
          *           "created_at": "2026-11-29T12:01:40Z",
          *           "digest": "5b1e0c7f2a93d846",
@@ -3202,6 +3265,12 @@ export interface components {
          *           "problem": null,
          *           "ranks": 2,
          *           "seconds": 0.21,
+         *           "seconds_by": {
+         *             "blocked": 0,
+         *             "copy": 0.02,
+         *             "publish": 0.02,
+         *             "write": 0.17
+         *           },
          *           "shards": [
          *             {
          *               "bytes": 65536,
@@ -3862,7 +3931,7 @@ export interface components {
             /** Rank */
             rank: number;
             /** Records */
-            records: (components["schemas"]["PhaseRecord"] | components["schemas"]["PointsRecord"] | components["schemas"]["MemoryRecord"] | components["schemas"]["LogRecord"] | components["schemas"]["CheckpointRecord"] | components["schemas"]["PlanRecord"] | components["schemas"]["LedgerRecord"] | components["schemas"]["AliveRecord"] | components["schemas"]["EventRecord"] | components["schemas"]["ResultRecord"])[];
+            records: (components["schemas"]["PhaseRecord"] | components["schemas"]["PointsRecord"] | components["schemas"]["MemoryRecord"] | components["schemas"]["LogRecord"] | components["schemas"]["CheckpointRecord"] | components["schemas"]["SaveRecord"] | components["schemas"]["PlanRecord"] | components["schemas"]["LedgerRecord"] | components["schemas"]["AliveRecord"] | components["schemas"]["EventRecord"] | components["schemas"]["ResultRecord"])[];
             /** Seq */
             seq: number;
         };
@@ -3996,6 +4065,42 @@ export interface components {
         ResumeTrain: {
             /** Steps */
             steps: number;
+        };
+        /**
+         * SaveRecord
+         * @description Rank 0 began to save a step, or that save has ended, however it did.
+         */
+        SaveRecord: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "save";
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "begun" | "ended";
+            /** Step */
+            step: number;
+        };
+        /**
+         * SavingView
+         * @description The save that runs now.
+         */
+        SavingView: {
+            /**
+             * Since
+             * Format: date-time
+             */
+            since: string;
+            /** Step */
+            step: number;
         };
         /**
          * SeriesNamesView
@@ -4185,6 +4290,20 @@ export interface components {
             update: number;
         };
         /**
+         * StoreView
+         * @description Where checkpoints lie.
+         * @example {
+         *       "url": "/home/ada/.shardyard/checkpoints"
+         *     }
+         */
+        StoreView: {
+            /**
+             * Url
+             * @description a folder of the server's machine, or a url; each job's are below its id
+             */
+            url: string;
+        };
+        /**
          * TextData
          * @description Text: `stdlib` (the running Python's standard library), a text file, or a folder of text files.
          */
@@ -4339,6 +4458,7 @@ export interface components {
          * @example {
          *       "checkpoint": {
          *         "attempt": 1,
+         *         "bad_ranks": [],
          *         "bytes": 131072,
          *         "created_at": "2026-11-29T12:01:40Z",
          *         "digest": "5b1e0c7f2a93d846",
@@ -4351,6 +4471,12 @@ export interface components {
          *         "problem": null,
          *         "ranks": 2,
          *         "seconds": 0.21,
+         *         "seconds_by": {
+         *           "blocked": 0,
+         *           "copy": 0.02,
+         *           "publish": 0.02,
+         *           "write": 0.17
+         *         },
          *         "shards": [
          *           {
          *             "bytes": 65536,
@@ -4925,7 +5051,10 @@ export interface operations {
     };
     listCheckpoints: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description each rank's file too */
+                shards?: boolean;
+            };
             header?: never;
             path: {
                 /** @description UUIDv7 of a job */
@@ -5820,6 +5949,36 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ReportReply"];
+                };
+            };
+            /** @description The request cannot be answered; the problem says what to change. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getStore: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StoreView"];
                 };
             };
             /** @description The request cannot be answered; the problem says what to change. */

@@ -4,7 +4,7 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, body, messageOf, type Checkpoint, type Job } from "../api/client";
-import { checkpointsQuery } from "../api/queries";
+import { checkpointQuery, checkpointsQuery } from "../api/queries";
 import { useNow } from "../ui/clock";
 import { formatAge, formatBytes, formatCount, formatDuration, formatNumber, formatTime } from "../ui/format";
 import { Bones, Notice, Panel } from "../ui/pieces";
@@ -75,6 +75,7 @@ function Row({ job, checkpoint, onResume, onFork }: { job: Job; checkpoint: Chec
         </p>
         {checkpoint.problem && <p style={{ color: "var(--bad)" }}><bdi>{checkpoint.problem}</bdi></p>}
         <p className="quiet">digest <span className="mono">{checkpoint.digest}</span> · <span className="mono">{checkpoint.folder}</span></p>
+        <Parts seconds={checkpoint.seconds_by} />
         <Shards checkpoint={checkpoint} />
       </div>
       <div className="checkpoint-actions">
@@ -88,34 +89,51 @@ function Row({ job, checkpoint, onResume, onFork }: { job: Job; checkpoint: Chec
   );
 }
 
-/** One cell per rank's file: the shape of the checkpoint at a glance, the files on request. */
+/** One cell per rank's file: which are damaged at a glance, the files on request. */
 function Shards({ checkpoint }: { checkpoint: Checkpoint }) {
+  const [isOpen, setOpen] = useState(false);
+  const whole = useQuery({ ...checkpointQuery(checkpoint.job_id, checkpoint.id), enabled: isOpen });
+  const cells = Array.from({ length: Math.min(checkpoint.ranks, 64) }, (_, rank) => rank);
   return (
-    <details className="shards">
+    <details className="shards" onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>
         <span className="shard-cells" aria-hidden="true">
-          {checkpoint.shards.slice(0, 64).map((shard) => <i key={shard.rank} data-status={shard.status} style={{ flexGrow: shard.bytes }} />)}
+          {cells.map((rank) => <i key={rank} data-status={checkpoint.bad_ranks.includes(rank) ? "corrupt" : "ok"} style={{ flexGrow: 1 }} />)}
         </span>
-        {checkpoint.shards.length} {checkpoint.shards.length === 1 ? "shard" : "shards"}
+        {checkpoint.ranks} {checkpoint.ranks === 1 ? "shard" : "shards"}
       </summary>
-      <div className="scroll-x" tabIndex={0} role="region" aria-label="Shards">
-        <table className="facts">
-          <thead><tr><th scope="col">Rank</th><th scope="col">File</th><th scope="col" className="num">Bytes</th><th scope="col">Checksum</th><th scope="col">State</th></tr></thead>
-          <tbody>
-            {checkpoint.shards.map((shard) => (
-              <tr key={shard.rank}>
-                <th scope="row">{shard.rank}</th>
-                <td className="mono">{shard.file}</td>
-                <td className="num">{formatCount(shard.bytes)}</td>
-                <td className="mono">{shard.checksum}</td>
-                <td style={shard.status === "ok" ? undefined : { color: "var(--bad)" }}>{shard.status}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      {whole.data ? <ShardTable shards={whole.data.shards} /> : whole.isError ? <p className="quiet">{messageOf(whole.error)}</p> : isOpen && <Bones rows={2} label="Reading the shards" />}
     </details>
   );
+}
+
+function ShardTable({ shards }: { shards: Checkpoint["shards"] }) {
+  return (
+    <div className="scroll-x" tabIndex={0} role="region" aria-label="Shards">
+      <table className="facts">
+        <thead><tr><th scope="col">Rank</th><th scope="col">File</th><th scope="col" className="num">Bytes</th><th scope="col">Checksum</th><th scope="col">State</th></tr></thead>
+        <tbody>
+          {shards.map((shard) => (
+            <tr key={shard.rank}>
+              <th scope="row">{shard.rank}</th>
+              <td className="mono">{shard.file}</td>
+              <td className="num">{formatCount(shard.bytes)}</td>
+              <td className="mono">{shard.checksum}</td>
+              <td style={shard.status === "ok" ? undefined : { color: "var(--bad)" }}>{shard.status}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+const PARTS = [["copy", "copied"], ["write", "hashed and written"], ["publish", "published"], ["blocked", "training waited"]] as const;
+
+/** Where the time of a save beside training went. */
+function Parts({ seconds }: { seconds: Checkpoint["seconds_by"] }) {
+  const known = PARTS.filter(([part]) => seconds[part] !== undefined);
+  return known.length > 0 && <p className="quiet" aria-label="Parts of the save">{known.map(([part, words]) => `${words} ${formatDuration(seconds[part])}`).join(" · ")}</p>;
 }
 
 function Verify({ checkpoint }: { checkpoint: Checkpoint }) {
