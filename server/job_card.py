@@ -20,6 +20,15 @@ class CardError(Exception):
     """A card cannot be used; the text says why."""
 
 
+class Origin(BaseModel):
+    """A checkpoint by its place in the store."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    job: str
+    folder: str
+
+
 class JobCard(BaseModel):
     """A job as its store knows it."""
 
@@ -34,8 +43,9 @@ class JobCard(BaseModel):
     spec_yaml: str
     chunk: int
     cloned_from: str | None = None
-    forked_from: str | None = None
+    forked_from: str | None = None  # id of a checkpoint, which a new database gives anew
     fork_step: int | None = None
+    origin: Origin | None = None  # where that checkpoint lies
 
     def encode(self) -> bytes:
         """The bytes of the file."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -40,8 +40,8 @@ class Found:
 
     @property
     def step(self) -> int:
-        """Of the newest checkpoint; 0 without any."""
-        return self.checkpoints[-1].step if self.checkpoints else 0
+        """Of the newest checkpoint; without any of the one it was forked from, or 0."""
+        return self.checkpoints[-1].step if self.checkpoints else self.card.fork_step or 0
 
 
 async def recover(database: Database, settings: Settings, open_store: OpenStore, write: Write) -> list[str]:
@@ -49,15 +49,24 @@ async def recover(database: Database, settings: Settings, open_store: OpenStore,
     folders = await asyncio.to_thread(lambda: sorted(filter(is_id, open_store(settings.store).folders())))
     async with database.read() as connection:
         unknown = set(folders) - await jobs.existing(connection, folders)
+    seen = [await asyncio.to_thread(look, open_store(settings.job_store(job_id)), job_id) for job_id in sorted(unknown)]
     recovered = []
-    for job_id in sorted(unknown):
-        found = await asyncio.to_thread(look, open_store(settings.job_store(job_id)), job_id)
-        if found is None:
-            continue
+    for found in origins_first([each for each in seen if each is not None]):
         async with write() as tx:
             if await _write(tx, found):
-                recovered.append(job_id)
+                recovered.append(found.card.id)
     return recovered
+
+
+def origins_first(found: Sequence[Found]) -> list[Found]:
+    """Every fork behind the job that it was forked from, whose checkpoints have rows by then."""
+    by_id, ordered = {each.card.id: each for each in found}, dict[str, Found]()
+    for each in found:
+        line = [each]
+        while (origin := line[-1].card.origin) and origin.job in by_id and by_id[origin.job] not in line:
+            line.append(by_id[origin.job])
+        ordered |= {one.card.id: one for one in reversed(line) if one.card.id not in ordered}
+    return list(ordered.values())
 
 
 def look(store: Store, job_id: str) -> Found | None:
@@ -76,7 +85,7 @@ def look(store: Store, job_id: str) -> Found | None:
 
 async def _write(tx: Tx, found: Found) -> bool:
     card = found.card
-    fork = None if card.forked_from is None else jobs.Fork(card.forked_from, card.fork_step or 0)
+    fork = None if card.forked_from is None else await _fork(tx, card, card.forked_from)
     new = jobs.NewJob(card.id, card.owner, found.spec, card.spec_yaml, None, None, card.cloned_from, fork)
     if not await jobs.recreate(tx, new, card.chunk, card.created_at, found.last_fence, found.step):
         return False
@@ -87,6 +96,12 @@ async def _write(tx: Tx, found: Found) -> bool:
     message = f"Found in the store with {len(found.checkpoints)} checkpoints; the database did not know the job."
     await events.append(tx, card.id, "job.recovered", message, actor="controller", data={"step": found.step})
     return True
+
+
+async def _fork(tx: Tx, card: JobCard, forked_from: str) -> jobs.Fork:
+    """Where it begins: its origin's checkpoint has another id in this database than in the one before."""
+    origin = card.origin and await checkpoints.in_folder(tx.connection, card.origin.job, card.origin.folder)
+    return jobs.Fork(origin.id if origin else forked_from, card.fork_step or 0)
 
 
 async def is_new(database: Database) -> bool:

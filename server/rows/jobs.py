@@ -17,7 +17,7 @@ from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
-from server.job_card import JobCard
+from server.job_card import JobCard, Origin
 from server.models import Job, JobTag
 from server.reasons import sentence
 from server.rows import checkpoints, events
@@ -189,7 +189,11 @@ async def card(connection: AsyncConnection, job_id: str) -> JobCard | None:
     names = ("id", "owner", "created_at", "spec", "spec_yaml", "chunk", "cloned_from", "forked_from", "fork_step")
     statement = select(*(getattr(Job, name) for name in names)).where(Job.id == job_id)
     row = (await connection.execute(statement)).one_or_none()
-    return None if row is None else JobCard(**row._mapping)
+    if row is None:
+        return None
+    begins = None if row.forked_from is None else await checkpoints.find(connection, row.forked_from)
+    origin = None if begins is None else Origin(job=begins.job_id, folder=begins.folder)
+    return JobCard(**row._mapping, origin=origin)
 
 
 async def submitted_text(connection: AsyncConnection, job_id: str) -> str | None:

@@ -80,7 +80,7 @@ async def test_the_background_reads_every_checkpoint_back_and_marks_it(world: Wo
 
 @in_world()
 async def test_a_store_that_is_not_mounted_for_a_while_spoils_no_checkpoint(world: World) -> None:
-    """An empty folder stands where the store was: nothing is marked; all is read once it is back."""
+    """An empty folder stands where the store was: nothing is marked, a resume waits; both go on once it is back."""
     job = await world.submit(steps=60)
     await world.pause_after(job, 25)
     root = Path(world.settings.store)
@@ -91,8 +91,14 @@ async def test_a_store_that_is_not_mounted_for_a_while_spoils_no_checkpoint(worl
     usable = [view for view in (await _views(world, job)).values() if view.status != "deleted"]
     assert {view.status for view in usable} == {"complete"}
     assert all(shard.status == "ok" for view in usable for shard in view.shards)
+    assert await world.act(Action.RESUME, job)
+    await world.look(3)
+    waiting = await world.job(job)
+    assert (waiting.status, waiting.reason) == (Status.QUEUED, "backoff"), waiting
+    assert "is it mounted?" in str(waiting.reason_data) and not list(root.iterdir())
     root.rmdir()
     elsewhere.rename(root)
+    await world.until_status(job, Status.SUCCEEDED, seconds=1.0)
     await world.look(4, seconds=61.0)
     assert {view.status for view in (await _views(world, job)).values()} - {"deleted"} == {"verified"}
 
@@ -260,17 +266,29 @@ async def test_what_an_attempt_left_unfinished_is_removed_with_its_release(world
 
 @in_world()
 async def test_a_new_database_finds_jobs_and_checkpoints_in_the_store_and_resumes(world: World) -> None:
-    """The server is installed again over the same store: the job rests, its index is there, its fence goes on."""
+    """The server is installed again over the same store: the job rests, its index is there, its fence goes on; a fork
+    that has saved nothing yet begins where it was forked.
+    """
     job = await world.submit("日本語", steps=60)
     await world.until_step(job, 35)
     await world.act(Action.CANCEL, job)
     await world.until_status(job, Status.CANCELLED)
     before = await world.checkpoints(job)
+    fork = await _forked(world, before[-1])
+    await world.until_status(fork, Status.RUNNING)
+    await world.act(Action.KILL, fork)
+    await world.until_status(fork, Status.CANCELLED)
+    assert not await world.checkpoints(fork)
     await _reinstall(world)
     await world.look(2)
     again = await world.job(job)
     assert (again.name, again.status, again.reason, again.attempt) == ("日本語", Status.CANCELLED, "recovered", 1)
     assert [(c.step, c.folder) for c in await world.checkpoints(job)] == [(c.step, c.folder) for c in before]
+    recovered = await world.job(fork)
+    assert recovered.step == before[-1].step and recovered.forked_from in {c.id for c in await world.checkpoints(job)}
+    assert await world.act(Action.RESUME, fork)
+    await world.until_status(fork, Status.SUCCEEDED)
+    assert (await world.attempt(fork)).resume_step == before[-1].step
     assert await world.act(Action.RESUME, job)
     done = await world.until_status(job, Status.SUCCEEDED)
     attempt = await world.attempt(job)
