@@ -33,7 +33,7 @@ class Keeping:
     """What a spec asks to keep."""
 
     latest: int = ALWAYS_KEPT
-    best: int = 0  # by validation loss, besides the latest
+    best: int = 0  # by validation loss, however old; one of the latest may be one of them
     every: int = 0  # steps; 0: none
 
 

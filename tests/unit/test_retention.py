@@ -43,9 +43,17 @@ def test_newest_means_the_newest_attempt_not_the_highest_step() -> None:
 
 
 def test_the_best_by_evaluation_stay_too_and_nan_is_never_best() -> None:
-    """keep_best on top of keep_latest; of equal losses the later step."""
+    """keep_best beside keep_latest; of equal losses the later step."""
     rows = [row(10, eval_loss=float("nan")), row(20, eval_loss=1.0), row(30, eval_loss=2.0), row(40), row(50)]
     assert removable(rows, Keeping(2, 1)) == ("1/10", "1/30")
+
+
+def test_the_newest_may_be_the_best_and_then_no_others_stay_for_it() -> None:
+    """keep_best names the best of all: while the loss falls they are the newest, and when it rises they grow old."""
+    falling = [row(step, eval_loss=1 / step) for step in (10, 20, 30, 40)]
+    assert removable(falling, Keeping(2, 2)) == ("1/10", "1/20")
+    rising = [row(step, eval_loss=float(step)) for step in (10, 20, 30, 40, 50)]
+    assert removable(rising, Keeping(2, 2)) == ("1/30",)
 
 
 def test_two_that_were_read_back_stay_behind_newer_ones_that_were_not() -> None:
