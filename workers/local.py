@@ -8,19 +8,20 @@ import shutil
 import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from workers.contract import AttemptId, JobId, LaunchOrder, PhaseRecord, Rank, ResultRecord, ResumeFrom
+from workers.built_plan import Resolved, resolve_stage
+from workers.calibrations import known_calibration
+from workers.contract import LaunchOrder, PhaseRecord, ResultRecord, ResumeFrom
 from workers.data.errors import DataError
 from workers.local_display import Display, display_of
 from workers.local_lines import Lines
-from workers.planner import NeedsModel, StagePlan, Where, plan_spec, resolve_stage
+from workers.local_orders import local_orders
+from workers.planner import NeedsModel, StagePlan, Where, plan_spec
 from workers.spec import JobSpec, SpecError, path_problems, read_spec_file
-from workers.step_time import known_calibration
 
 if TYPE_CHECKING:
     from workers.local_ranks import LocalRanks
@@ -95,24 +96,25 @@ def _run(asked: Asked, display: Display) -> int:
     problems = path_problems(spec, None)
     if problems:
         raise SpecError(problems)
-    (asked.data_dir / "cache").mkdir(parents=True, exist_ok=True)
     device = _device(spec)
-    rates = known_calibration(asked.data_dir, device)
+    known = known_calibration(asked.data_dir, device, spec.resources.threads_per_rank)
     memory = _memory_of_one(device, spec.resources.ranks)
-    where = Where(device=device, device_memory_bytes=memory, rates=rates)
-    spec = resolve_stage(spec, where)
+    where = Where(device=device, device_memory_bytes=memory, rates=known.rates, rates_note=known.note)
+    resolved = resolve_stage(spec, where)
+    if resolved.why is not None:
+        display.say(resolved.why)
     folder = Path(tempfile.mkdtemp(prefix="shardyard-run-"))
     try:
-        return _train(asked, spec, where, folder, display)
+        return _train(asked, resolved, where, folder, display)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _train(asked: Asked, spec: JobSpec, where: Where, folder: Path, display: Display) -> int:
+def _train(asked: Asked, resolved: Resolved, where: Where, folder: Path, display: Display) -> int:
     from workers.local_ranks import LocalRanks, listening_socket
     from workers.rank import main as rank_main  # torch, once for all ranks
 
-    listener, device = listening_socket(), where.device
+    spec, listener, device = resolved.spec, listening_socket(), where.device
     orders = _orders(asked, spec, device, folder, listener.getsockname()[1])
     stage, steps = spec.zero.stage, spec.train.steps
     display.begin(
@@ -120,7 +122,7 @@ def _train(asked: Asked, spec: JobSpec, where: Where, folder: Path, display: Dis
     )
     ranks = LocalRanks(orders, listener, rank_main)
     interrupts = _Interrupts(ranks, display)
-    lines = Lines(len(orders), orders[0].chunk, predicted=_predicted(spec, where))
+    lines = Lines(len(orders), orders[0].chunk, predicted=_predicted(resolved, where))
     try:
         with interrupts:
             _follow(ranks, lines, display)
@@ -129,10 +131,13 @@ def _train(asked: Asked, spec: JobSpec, where: Where, folder: Path, display: Dis
     return _concluded(ranks.results(), lines, display, interrupts.count)
 
 
-def _predicted(spec: JobSpec, where: Where) -> StagePlan | None:
-    """The plan of the spec's stage; None for a user's model, and for data that the ranks will complain about."""
+def _predicted(resolved: Resolved, where: Where) -> StagePlan | None:
+    """The plan of the spec's stage; None for a user's model that was not built for it, and for data that the ranks
+    will complain about.
+    """
     try:
-        return next(each for each in plan_spec(spec, where).stages if each.stage == spec.zero.stage)
+        plan = resolved.plan or plan_spec(resolved.spec, where)
+        return next(each for each in plan.stages if each.stage == resolved.spec.zero.stage)
     except (NeedsModel, DataError, OSError):
         return None
 
@@ -206,29 +211,19 @@ class _Interrupts:
 
 def _orders(asked: Asked, spec: JobSpec, device: Literal["cpu", "cuda"], folder: Path, port: int) -> list[LaunchOrder]:
     start = _start(asked, spec)
-    job = str(uuid.uuid4())
-    return [
-        LaunchOrder(
-            job_id=JobId(job),
-            attempt_id=AttemptId(job),
-            fence=start.fence,
-            rank=Rank(rank),
-            world_size=spec.resources.ranks,
-            master_addr="127.0.0.1",
-            master_port=port,
-            device=device,
-            spec=spec,
-            chunk=start.chunk,
-            rank_folder=str(folder / str(rank)),
-            cache_folder=str(asked.data_dir / "cache"),
-            store_url="" if asked.checkpoints is None else str(asked.checkpoints),
-            resume=start.resume,
-            digest_every=asked.digest_every,
-            sample_seconds=0.0,
-            retains=asked.checkpoints is not None,
-        )
-        for rank in range(spec.resources.ranks)
-    ]
+    return local_orders(
+        spec,
+        folder,
+        asked.data_dir,
+        port,
+        device=device,
+        fence=start.fence,
+        chunk=start.chunk,
+        store_url="" if asked.checkpoints is None else str(asked.checkpoints),
+        resume=start.resume,
+        digest_every=asked.digest_every,
+        retains=asked.checkpoints is not None,
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import argparse
 import json
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe, get_context
@@ -24,8 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from workers.contract import AttemptId, EventRecord, JobId, LaunchOrder, Rank, ResumeFrom
+from workers.contract import EventRecord, LaunchOrder, ResumeFrom
 from workers.local_lines import Lines, StepLine
+from workers.local_orders import local_orders
 from workers.object_store import open_store
 from workers.spec import JobSpec, SpecError, read_spec_file
 
@@ -177,29 +177,18 @@ def _orders(spec: JobSpec, rerun: Rerun, folder: Path, port: int, data_dir: Path
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"steps": max(int(then), rerun.until)})})
     stage = manifest.stage if spec.zero.stage == "auto" else spec.zero.stage
     spec = spec.model_copy(update={"zero": spec.zero.model_copy(update={"stage": stage})})
-    (data_dir / "cache").mkdir(parents=True, exist_ok=True)
-    name = str(uuid.uuid4())
-    return [
-        LaunchOrder(
-            job_id=JobId(name),
-            attempt_id=AttemptId(name),
-            fence=manifest.fence,
-            rank=Rank(rank),
-            world_size=spec.resources.ranks,
-            master_addr="127.0.0.1",
-            master_port=port,
-            device="cuda" if manifest.environment.device != "cpu" else "cpu",
-            spec=spec,
-            chunk=manifest.arithmetic.chunk,
-            rank_folder=str(folder / str(rank)),
-            cache_folder=str(data_dir / "cache"),
-            store_url=str(folder / "store"),
-            resume=ResumeFrom(checkpoint=rerun.start, step=rerun.first, store_url=rerun.store),
-            until=rerun.until,
-            sample_seconds=0.0,
-        )
-        for rank in range(spec.resources.ranks)
-    ]
+    return local_orders(
+        spec,
+        folder,
+        data_dir,
+        port,
+        device="cuda" if manifest.environment.device != "cpu" else "cpu",
+        fence=manifest.fence,
+        chunk=manifest.arithmetic.chunk,
+        store_url=str(folder / "store"),
+        resume=ResumeFrom(checkpoint=rerun.start, step=rerun.first, store_url=rerun.store),
+        until=rerun.until,
+    )
 
 
 def _compare_step(findings: Findings, line: StepLine, recorded: Recorded) -> None:
