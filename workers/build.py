@@ -15,7 +15,7 @@ from workers.data.batches import Batch, Data
 from workers.models.gpt import Gpt
 from workers.models.initial import Values, folder_values, gpt_values, mlp_values
 from workers.models.mlp import Mlp
-from workers.models.python import build_user_model, gives_its_own_loss
+from workers.models.python import build_user_model, gives_its_own_loss, user_model_on_meta
 from workers.shapes import DECAY, decay_group
 from workers.spec import AdamWSpec, GptModel, JobSpec, MlpModel, PythonModel
 from zero_engine import AdamW
@@ -83,13 +83,10 @@ def _values_of(shape: GptModel | MlpModel, seed: int) -> Values:
 
 def _on_meta(user: PythonModel, seed: int) -> nn.Module | None:
     """The user's model without memory; None where their code needs values, or keeps some outside its state."""
-    try:
-        with torch.device("meta"):
-            model = build_user_model(user, seed)
-    except (NotImplementedError, RuntimeError):
+    model = user_model_on_meta(user, seed)
+    if model is None or not all(parameter.is_meta for parameter in model.parameters()):
         return None
-    whole = all(parameter.is_meta for parameter in model.parameters()) and next(stray_tensors(model), None) is None
-    return model if whole else None
+    return model if next(stray_tensors(model), None) is None else None
 
 
 def loss_of(model: nn.Module) -> Loss:

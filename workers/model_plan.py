@@ -22,7 +22,7 @@ from workers.data.digits import INPUTS
 from workers.data.needs import context_of
 from workers.estimates import FROM_PASS, Estimate
 from workers.failures import error_info
-from workers.models.python import build_user_model
+from workers.models.python import build_user_model, user_model_on_meta
 from workers.planner import SpecPlan, Where, engine_config, plan_parameters
 from workers.spec import JobSpec, PythonModel, parse_spec
 from zero_engine.dry_run import Empty, dry_run
@@ -42,7 +42,8 @@ def plans_of(question: dict[str, Any]) -> list[SpecPlan]:
 def user_model(spec: JobSpec) -> nn.Module:
     """The spec's model, without memory where it can be."""
     assert isinstance(spec.model, PythonModel), spec.model.kind
-    return _built(spec.model, spec.train.seed)
+    model = user_model_on_meta(spec.model, spec.train.seed)
+    return build_user_model(spec.model, spec.train.seed) if model is None else model
 
 
 def parameters_in(model: nn.Module, spec: JobSpec) -> list[ParameterSpec]:
@@ -63,15 +64,6 @@ def estimate_in(model: nn.Module, spec: JobSpec) -> Estimate:
     except Exception as error:  # their code, on tensors whose values cannot be read: a plan without this part
         return Estimate(None, None, f"the model cannot be passed through without values ({type(error).__name__})")
     return Estimate(found.peak_bytes, found.flops, FROM_PASS)
-
-
-def _built(model: PythonModel, seed: int) -> nn.Module:
-    """On the meta device, where weights take no memory; on the CPU for code that needs values."""
-    try:
-        with torch.device("meta"):
-            return build_user_model(model, seed)
-    except (NotImplementedError, RuntimeError):
-        return build_user_model(model, seed)
 
 
 def main() -> int:

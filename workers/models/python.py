@@ -42,6 +42,15 @@ def build_user_model(spec: PythonModel, seed: int) -> nn.Module:
     return model
 
 
+def user_model_on_meta(spec: PythonModel, seed: int) -> nn.Module | None:
+    """The model on the meta device, where weights take no memory; None where its code needs values."""
+    try:
+        with torch.device("meta"):
+            return build_user_model(spec, seed)
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def gives_its_own_loss(model: nn.Module) -> bool:
     """Whether forward is forward(inputs, targets) -> loss, not forward(inputs) -> logits."""
     parameters = [
