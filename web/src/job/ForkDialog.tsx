@@ -7,16 +7,15 @@ import { api, body, messageOf, type Checkpoint, type Job, type PreflightWish } f
 import { Confirm } from "../ui/Confirm";
 import { tell } from "../ui/toasts";
 import { Preflight } from "./Preflight";
+import { ShapeFields, STAGES, type Shape } from "./ShapeFields";
 
 export function ForkDialog({ job, checkpoint, onClose }: { job: Job; checkpoint: Checkpoint; onClose: () => void }) {
   const client = useQueryClient();
   const navigate = useNavigate();
   const key = useRef(crypto.randomUUID());
   const [name, setName] = useState(`${job.name}, from step ${checkpoint.step}`.slice(0, 200));
-  const [ranks, setRanks] = useState(String(job.ranks));
-  const [stage, setStage] = useState(String(job.stage ?? "auto"));
-  const [steps, setSteps] = useState(String(Math.max(job.steps, 2 * checkpoint.step)));
-  const spec = { resources: { ranks: Number(ranks) }, zero: { stage: stage === "auto" ? "auto" : Number(stage) }, train: { steps: Number(steps) } };
+  const [shape, setShape] = useState<Shape>({ ranks: String(job.ranks), stage: String(job.stage ?? "auto"), steps: String(Math.max(job.steps, 2 * checkpoint.step)) });
+  const spec = { resources: { ranks: Number(shape.ranks) }, zero: { stage: shape.stage === "auto" ? "auto" : Number(shape.stage) }, train: { steps: Number(shape.steps) } };
   const fork = useMutation({
     mutationFn: () => body(api.POST("/v1/jobs/{job_id}/fork", { params: { path: { job_id: job.id }, header: { "Idempotency-Key": key.current } }, body: { checkpoint: checkpoint.id, name, spec } })),
     onSuccess: (made) => {
@@ -36,22 +35,7 @@ export function ForkDialog({ job, checkpoint, onClose }: { job: Job; checkpoint:
         <span>Name</span>
         <input className="input" aria-label="Name" required maxLength={200} value={name} onChange={(event) => setName(event.target.value)} />
       </label>
-      <div className="field-row">
-        <label className="field">
-          <span>Ranks</span>
-          <input className="input" aria-label="Ranks" type="number" min={1} max={job.micro_batches} required value={ranks} onChange={(event) => setRanks(event.target.value)} />
-        </label>
-        <label className="field">
-          <span>Stage</span>
-          <select className="select" aria-label="Stage" value={stage} onChange={(event) => setStage(event.target.value)}>
-            {["auto", "0", "1", "2", "3"].map((each) => <option key={each} value={each}>{each}</option>)}
-          </select>
-        </label>
-        <label className="field">
-          <span>Steps in all</span>
-          <input className="input" aria-label="Steps in all" type="number" min={checkpoint.step + 1} required value={steps} onChange={(event) => setSteps(event.target.value)} />
-        </label>
-      </div>
+      <ShapeFields job={job} shape={shape} onChange={setShape} stages={[["auto", "auto"], ...STAGES]} fewestSteps={checkpoint.step + 1} />
       <Preflight job={job} wish={wish} />
       <p className="quiet">It begins with the weights, moments and place in the data of this checkpoint, which is kept until the fork has saved twice. Other changes: shardyard fork --set.</p>
     </Confirm>

@@ -2,9 +2,9 @@
 
 import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
-import { messageOf, type Job, type MemorySample, type MemoryView } from "../api/client";
-import { ledgerQuery, memoryQuery } from "../api/queries";
-import { CATEGORIES, CATEGORY_WORDS, engineTotal, overSteps, peaks, PLANNED, plannedBytes, plannedTotal, totalOf, withinStep } from "../charts/bands";
+import { messageOf, type Job, type MemorySample, type MemoryView, type Plan } from "../api/client";
+import { jobPlanQuery, ledgerQuery, memoryQuery } from "../api/queries";
+import { CATEGORIES, CATEGORY_WORDS, engineTotal, overSteps, peaks, plannedBytes, plannedTotal, totalOf, withinStep } from "../charts/bands";
 import "../charts/charts.css";
 import { MemoryBands, RankBar, type Level } from "../charts/MemoryBands";
 import { formatBytes, formatCount } from "../ui/format";
@@ -66,7 +66,7 @@ function MemoryPanel({ job, view }: { job: Job; view: MemoryView }) {
     >
       <div className="memory">
         <MemoryBands samples={samples} mode={shownMode} levels={levels} picked={picked} onPick={setPicked} label={`Memory of rank ${rank} by category, ${current ? `${formatBytes(totalOf(current))} at ${current.phase === "peak" ? `the peak of step ${current.step}` : current.phase}` : "no samples"}. Arrow keys move.`} />
-        {current && <CategoryTable sample={current} plan={plan} levels={levels} />}
+        {current && <CategoryTable job={job} sample={current} plan={plan} levels={levels} />}
       </div>
       {atPeak.length > 1 && (
         <ul className="rank-bars" aria-label="Every rank at its peak">
@@ -86,7 +86,8 @@ function MemoryPanel({ job, view }: { job: Job; view: MemoryView }) {
 }
 
 /** Legend and numbers in one: what each band holds now and what the plan said. */
-function CategoryTable({ sample, plan, levels }: { sample: MemorySample; plan: Record<string, number> | undefined; levels: readonly Level[] }) {
+function CategoryTable({ job, sample, plan, levels }: { job: Job; sample: MemorySample; plan: Record<string, number> | undefined; levels: readonly Level[] }) {
+  const { data: jobPlan } = useQuery(jobPlanQuery(job.id));
   return (
     <div className="category-table">
       <table className="facts">
@@ -99,7 +100,9 @@ function CategoryTable({ sample, plan, levels }: { sample: MemorySample; plan: R
             <tr key={category}>
               <th scope="row"><i className="swatch" style={{ background: `var(--band-${category})` }} />{CATEGORY_WORDS[category]}</th>
               <td className="num" title={`${formatCount(sample[category])} bytes`}>{formatBytes(sample[category])}</td>
-              <td className="num" title={plan ? `${formatCount(plannedBytes(plan, category))} bytes` : undefined}>{PLANNED.includes(category) && plan ? <Against measured={sample[category]} planned={plannedBytes(plan, category)} /> : <span className="quiet">not planned</span>}</td>
+              {category === "activations" ? <Predicted measured={sample.activations} plan={jobPlan?.predicted} /> : (
+                <td className="num" title={plan ? `${formatCount(plannedBytes(plan, category))} bytes` : undefined}>{plan ? <Against measured={sample[category]} planned={plannedBytes(plan, category)} /> : <span className="quiet">not planned</span>}</td>
+              )}
             </tr>
           ))}
           <tr className="sum">
@@ -115,6 +118,13 @@ function CategoryTable({ sample, plan, levels }: { sample: MemorySample; plan: R
       </table>
     </div>
   );
+}
+
+/** The model's own bytes, which the engine does not allocate: an estimate of the peak, made at submit. */
+function Predicted({ measured, plan }: { measured: number; plan: Plan | null | undefined }) {
+  const bytes = plan?.activation_bytes;
+  if (bytes == null) return <td className="num quiet" title={plan?.activation_source}>not predicted</td>;
+  return <td className="num" title={`Predicted for the peak: ${plan?.activation_source}`}><Against measured={measured} planned={bytes} /></td>;
 }
 
 export function Against({ measured, planned }: { measured: number; planned: number }) {

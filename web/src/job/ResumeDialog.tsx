@@ -8,6 +8,7 @@ import { formatCount } from "../ui/format";
 import { Confirm } from "../ui/Confirm";
 import { tell } from "../ui/toasts";
 import { Preflight } from "./Preflight";
+import { ShapeFields, STAGES, type Shape } from "./ShapeFields";
 
 interface Props {
   job: Job;
@@ -16,22 +17,19 @@ interface Props {
   onClose: () => void;
 }
 
-type Stage = "same" | "0" | "1" | "2" | "3";
-
 export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Props) {
   const client = useQueryClient();
   const usable = checkpoints.filter((each) => each.status === "complete" || each.status === "verified");
   const isDone = job.step >= job.steps;
   const [from, setFrom] = useState(checkpoint);
-  const [ranks, setRanks] = useState(String(job.ranks));
-  const [stage, setStage] = useState<Stage>("same");
-  const [steps, setSteps] = useState(String(isDone ? 2 * job.steps : job.steps));
-  const zero = { ...(job.spec.zero as object | undefined), stage: Number(stage) as 0 | 1 | 2 | 3 };
+  const [shape, setShape] = useState<Shape>({ ranks: String(job.ranks), stage: "same", steps: String(isDone ? 2 * job.steps : job.steps) });
+  const [ranks, steps] = [Number(shape.ranks), Number(shape.steps)];
+  const zero = { ...(job.spec.zero as object | undefined), stage: Number(shape.stage) as 0 | 1 | 2 | 3 };
   const wish = {
     ...(from ? { checkpoint: from } : {}),
-    ...(Number(ranks) !== job.ranks ? { ranks: Number(ranks) } : {}),
-    ...(stage !== "same" ? { zero: zero as never } : {}),
-    ...(Number(steps) !== job.steps ? { train: { steps: Number(steps) } } : {}),
+    ...(ranks !== job.ranks ? { ranks } : {}),
+    ...(shape.stage !== "same" ? { zero: zero as never } : {}),
+    ...(steps !== job.steps ? { train: { steps } } : {}),
   };
   const resume = useMutation({
     mutationFn: () => body(api.POST("/v1/jobs/{job_id}/resume", { params: { path: { job_id: job.id } }, body: wish })),
@@ -51,23 +49,7 @@ export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Pro
           {usable.map((each) => <option key={each.id} value={each.id}>step {each.step} (attempt {each.attempt}, {each.ranks} × stage {each.stage})</option>)}
         </select>
       </label>
-      <div className="field-row">
-        <label className="field">
-          <span>Ranks</span>
-          <input className="input" aria-label="Ranks" type="number" min={1} max={job.micro_batches} required value={ranks} onChange={(event) => setRanks(event.target.value)} />
-        </label>
-        <label className="field">
-          <span>Stage</span>
-          <select className="select" aria-label="Stage" value={stage} onChange={(event) => setStage(event.target.value as Stage)}>
-            <option value="same">as before ({job.stage ?? "auto"})</option>
-            {["0", "1", "2", "3"].map((each) => <option key={each} value={each}>{each}</option>)}
-          </select>
-        </label>
-        <label className="field">
-          <span>Steps in all</span>
-          <input className="input" aria-label="Steps in all" type="number" min={isDone ? job.steps + 1 : 1} required value={steps} onChange={(event) => setSteps(event.target.value)} />
-        </label>
-      </div>
+      <ShapeFields job={job} shape={shape} onChange={setShape} stages={[["same", `as before (${job.stage ?? "auto"})`], ...STAGES]} fewestSteps={isDone ? job.steps + 1 : 1} />
       <Preflight job={job} wish={wish} />
       {isDone && <p className="quiet">All {formatCount(job.steps)} steps are done: it goes on for as many more as you ask.</p>}
       <p className="quiet">From 1 to {formatCount(job.micro_batches)} ranks and at every stage the parameters come out the same, bit for bit.</p>
