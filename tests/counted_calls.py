@@ -17,6 +17,7 @@ class CountedCalls(FileCalls, ABC):
     """Lets `allowed` calls that change the disk pass, and dies before the next, in the way of the subclass."""
 
     allowed: int
+    write_bytes = 4096  # so that a small shard takes many writes, one of them under way while the next is filled
 
     @abstractmethod
     def die(self) -> None:

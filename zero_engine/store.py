@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -18,11 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from zero_engine.appender import Appender
+
 Bytes = bytes | bytearray | memoryview
 ErrorType = type[BaseException] | None
 
-WRITE_BYTES = 16 * 2**20  # most bytes handed to the kernel in one call: the unit of progress and of a kill in tests
-SYNC_BYTES = 8 * 2**20  # written before the disk is told to begin
 AHEAD_BYTES = 32 * 2**20  # asked of the disk ahead of time, since loads go through a file in order
 TEMPORARY = ".tmp-"  # prefix of files that are not objects yet
 
@@ -108,6 +109,8 @@ class Store(Protocol):
 class FileCalls:
     """The calls to the kernel that change a disk, one method each, so that a test can die at every one of them."""
 
+    write_bytes = 4 * 2**20  # of one write of a large object: pages of 4 KiB; tests take less, to die in the middle
+
     def open(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
@@ -118,6 +121,11 @@ class FileCalls:
         """Let the disk start on bytes that were written, and do not wait. A hint: only `sync` makes them durable."""
         if _SYNC_FILE_RANGE is not None:
             _SYNC_FILE_RANGE(descriptor, offset, count, _SYNC_FILE_RANGE_WRITE)
+
+    def go_direct(self, descriptor: int, direct: bool) -> None:
+        """What is written from now on goes past the page cache, or no longer. EINVAL where the file system cannot."""
+        flags, bit = fcntl.fcntl(descriptor, fcntl.F_GETFL), getattr(os, "O_DIRECT", 0)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | bit if direct else flags & ~bit)
 
     def sync(self, descriptor: int) -> None:
         os.fsync(descriptor)
@@ -231,28 +239,17 @@ class LocalStore:
 
 
 class _FileWriter:
-    """Writes beside the target under a temporary name; commit is fsync, rename, fsync of the folder.
-
-    Note: why the disk is told to begin early. Left alone, the kernel keeps the bytes until fsync, and then the
-    processor waits for the disk; told piece by piece, the disk works while the next piece is hashed and copied.
-    """
+    """Writes beside the target under a temporary name; commit is fsync, rename, fsync of the folder."""
 
     def __init__(self, key: str, path: Path, files: FileCalls) -> None:
         self._key, self._path, self._files = key, path, files
         self._temporary = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
         self._descriptor = files.open(self._temporary)
-        self._written = self._begun = 0  # bytes
+        self._appender = Appender(self._descriptor, files)
 
     def write(self, data: Bytes) -> None:
-        view = memoryview(data).cast("B")
         with _translated(self._key):
-            done = 0
-            while done < len(view):
-                done += self._files.write(self._descriptor, view[done : done + WRITE_BYTES])
-        self._written += len(view)
-        if self._written - self._begun >= SYNC_BYTES:
-            self._files.begin_sync(self._descriptor, self._begun, self._written - self._begun)
-            self._begun = self._written
+            self._appender.append(memoryview(data).cast("B"))
 
     def __enter__(self) -> Self:
         return self
@@ -263,15 +260,18 @@ class _FileWriter:
             return
         try:
             with _translated(self._key):
+                self._appender.finish()
                 self._files.sync(self._descriptor)
                 self._files.rename(self._temporary, self._path)
                 _sync_folder(self._path.parent, self._files)
         except StoreError:
             self._abandon()
             raise
+        self._appender.stop()
         self._files.close(self._descriptor)
 
     def _abandon(self) -> None:
+        self._appender.stop()
         self._files.close(self._descriptor)
         if self._temporary.exists():
             self._files.unlink(self._temporary)

@@ -17,6 +17,7 @@ from zero_engine.store import FileCalls, LocalStore, StoreAway, Writer
 class KilledAt(CountedCalls):
     """kill -9 before the call after the allowed ones, the last of which is torn. Spares the process that made it."""
 
+    write_bytes = 16384
     maker: int = field(default_factory=os.getpid)
 
     def die(self) -> None:

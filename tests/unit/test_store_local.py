@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,55 @@ def test_a_full_disk_leaves_the_old_object_and_no_debris(tmp_path: Path) -> None
         LocalStore(tmp_path, Full()).put("a/b", b"new")
     assert LocalStore(tmp_path).get("a/b") == b"old"
     assert os.listdir(tmp_path / "a") == ["b"]
+
+
+class Small(FileCalls):
+    """Counts writes past the page cache, a page each; `refuses` says which ones the kernel does not take."""
+
+    write_bytes = 4096
+
+    def __init__(self, refuses: Callable[[int], bool]) -> None:
+        self.refuses, self.direct, self.taken = refuses, False, 0
+
+    def go_direct(self, descriptor: int, direct: bool) -> None:
+        self.direct = direct
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        if self.direct and self.refuses(self.taken):
+            raise OSError(22, "Invalid argument")
+        if self.direct:
+            self.taken += 1
+        return super().write(descriptor, data[: max(1, len(data) - 7)])  # never all at once
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 4097, 12288, 50001])
+@pytest.mark.parametrize("refused_from", [0, 3, 10**6])
+def test_every_byte_arrives_past_the_page_cache_or_through_it(tmp_path: Path, size: int, refused_from: int) -> None:
+    """Any size, in pieces of any size from memory that changes afterwards, short writes, a refusal at once or later."""
+    data, piece = os.urandom(size), bytearray(1000)
+    files = Small(lambda taken: taken >= refused_from)
+    with LocalStore(tmp_path, files).create("a") as writer:
+        for start in range(0, size, len(piece)):
+            part = data[start : start + len(piece)]
+            piece[: len(part)] = part
+            writer.write(memoryview(piece)[: len(part)])
+    assert LocalStore(tmp_path).get("a") == data
+    assert (files.taken > 0) == (size >= 4096 and refused_from > 0)
+
+
+def test_a_write_that_fails_behind_the_writers_back_is_its_error(tmp_path: Path) -> None:
+    """The disk fills up while the next bytes are gathered: the object does not appear, and nothing of it is left."""
+
+    class Full(FileCalls):
+        write_bytes = 4096
+
+        def write(self, descriptor: int, data: memoryview) -> int:
+            raise OSError(28, "No space left on device")
+
+    for size in (4096, 100_000):
+        with pytest.raises(StoreFull, match="a: No space left"):
+            LocalStore(tmp_path, Full()).put("a", bytes(size))
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_failing_fsync_publishes_nothing(tmp_path: Path) -> None:
