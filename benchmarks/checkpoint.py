@@ -1,6 +1,7 @@
 """Seconds to save and to load one training state: ours beside raw files, torch.save, safetensors and torch's DCP.
 
     python benchmarks/checkpoint.py [--parameters 100] [--ranks 2] [--rounds 5] [--stage 3] [--folder DIR] [--out FILE]
+                                    [--only saves loads background]
 
 A state is `--parameters` million fp32 weights with both AdamW moments. All cases take turns in one process group of
 gloo ranks with one thread each, and a time is that of the slowest rank, from a barrier on. Every write ends with fsync.
@@ -44,6 +45,7 @@ from zero_engine.state import block_bytes, bytes_of
 
 CHUNK_BYTES = 16 * 2**20
 WIDTH = 1024  # a block of two square-ish linears: 8.4 M parameters
+PARTS = ("saves", "loads", "background")
 TOKENS = 256  # rows of a micro-batch in the training part
 
 
@@ -65,6 +67,7 @@ class Asked:
     rounds: int
     steps: int
     stage: int
+    only: list[str]
     folder: str
     out: str
 
@@ -284,12 +287,13 @@ def measure_background(bench: Bench, rounds: int, steps: int) -> dict[str, list[
             found.setdefault(f"{name}: {steps} steps", []).append(float(pair[0]))
             found.setdefault(f"{name}: save call", []).append(float(pair[1]))
     found["ours: training stood still"] = blocked  # in the call, and before an update until the copies were done
-    begun = time.perf_counter()
+    begun, given = time.perf_counter(), time.process_time() + given_to(saver._writer.pid)
     number += 1
     saver.save(number)
     saver.hold()
     report = require(saver.finish())
     found["ours: save alone"] = [time.perf_counter() - begun]
+    found["ours: processor of a rank and its writer"] = [time.process_time() + given_to(saver._writer.pid) - given]
     found["ours: copy of a shard"] = [report.copy_seconds]
     found["ours: write of a shard"] = [report.write_seconds]
     found["ours: digest and checksums"] = [measure_checks(bench)]
@@ -304,6 +308,12 @@ def measure_checks(bench: Bench) -> float:
     for _, tensor in state:
         block_checksums(bytes_of(tensor), block_bytes(subject.layout, tensor))
     return time.process_time() - begun
+
+
+def given_to(process: int) -> float:
+    """Processor seconds of another process, in hundredths."""
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def model_of(parameters: float) -> nn.Module:
@@ -365,9 +375,11 @@ def run_rank(rank: int, ranks: int, port: int, asked: Asked) -> None:
     """All measurements of one rank; rank 0 writes them down."""
     begin(rank, ranks, port)
     bench = Bench(rank, ranks, Path(asked.folder), asked.parameters, asked.stage)
-    measure_saves(bench, asked.rounds)
-    measure_loads(bench, asked.rounds)
-    background = measure_background(bench, asked.rounds, asked.steps)
+    if {"saves", "loads"} & set(asked.only):
+        measure_saves(bench, asked.rounds)
+    if "loads" in asked.only:
+        measure_loads(bench, asked.rounds)
+    background = measure_background(bench, asked.rounds, asked.steps) if "background" in asked.only else {}
     state_bytes = sum(tensor.numel() * 4 for tensor in bench.own.values())
     if rank == 0:
         found = {
@@ -421,12 +433,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="training steps beside a background save")
     parser.add_argument("--stage", type=int, default=3, choices=range(4), help="of the engine that saves and loads")
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, help="loads need the saves")
     parser.add_argument("--folder", default="", help="where to write; default: a temporary folder")
     parser.add_argument("--out", default="", help="Markdown file for the tables; raw numbers beside it as JSON")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder or None, prefix="checkpoint-benchmark-") as folder:
-        asked = Asked(given.parameters, given.ranks, given.rounds, given.steps, given.stage, folder, given.out)
-        launch(write_other, 2 * asked.ranks, asked)
+        asked = Asked(
+            given.parameters, given.ranks, given.rounds, given.steps, given.stage, given.only, folder, given.out
+        )
+        if "loads" in asked.only:
+            launch(write_other, 2 * asked.ranks, asked)
         launch(run_rank, asked.ranks, asked)
         found = json.loads(Path(folder, "found.json").read_text())
     found["asked"].pop("folder")
