@@ -9,10 +9,10 @@ from server.db import Database
 from server.errors import invalid
 from server.rows import nodes
 from server.views import NodeView, PlanView
+from workers.calibrations import Known, known_calibration
 from workers.data.errors import DataError
 from workers.planner import NeedsModel, Where, plan_spec
 from workers.spec import JobSpec
-from workers.step_time import known_calibration
 
 
 async def predict(spec: JobSpec, database: Database, data_dir: Path) -> PlanView | None:
@@ -37,9 +37,12 @@ def where_of(spec: JobSpec, known: list[NodeView], data_dir: Path | None = None)
     kind = spec.resources.device
     device = kind if kind != "auto" else ("cuda" if any(node.device == "cuda" for node in living) else "cpu")
     fitting = [node for node in living if node.device == device]
+    threads = spec.resources.threads_per_rank
+    measured = Known(None, "") if data_dir is None else known_calibration(data_dir, device, threads)
     return Where(
         device=device,
         device_memory_bytes=min((node.device_memory_bytes for node in fitting), default=None),
-        rates=None if data_dir is None else known_calibration(data_dir, device),
+        rates=measured.rates,
+        rates_note=measured.note,
         one_node=len(fitting) <= 1 or any(node.slots >= spec.resources.ranks for node in fitting),
     )

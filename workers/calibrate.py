@@ -1,6 +1,6 @@
 """`python -m workers.calibrate`: what this machine reaches, in about ten seconds; written to the data folder.
 
-For one rank with one thread, or one GPU: large matrix products (fp32; bf16 on CUDA), an element-wise pass over memory
+For one rank, or one GPU: large matrix products (fp32; bf16 on CUDA), an element-wise pass over memory
 that no cache holds, and payload from one process to another, through the memory that ranks of a node share (on a CPU)
 or between two GPUs. Each is the median of rounds, so that a busy moment does not decide.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -19,21 +18,24 @@ from pathlib import Path
 
 import torch
 
-from workers.step_time import Calibration, calibration_file
+from workers.calibrations import calibration_file, machine_of, this_machine
+from workers.step_time import Calibration, Device
 
 SECONDS = 3.0  # for each of the three
 PRODUCT = {"cpu": 1024, "cuda": 8192}  # rows and columns
 PASS_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 
 
-def calibrate(device: str, seconds: float = SECONDS) -> Calibration:
-    """Measure; leaves torch with one thread."""
-    torch.set_num_threads(1)
+def calibrate(device: Device, threads: int = 1, seconds: float = SECONDS) -> Calibration:
+    """Measure; leaves torch with so many threads."""
+    torch.set_num_threads(threads)
+    here = this_machine(device, threads)
     return Calibration(
-        device="cuda" if device == "cuda" else "cpu",
-        hardware=torch.cuda.get_device_name(0) if device == "cuda" else _processor(),
-        torch=str(torch.__version__),
-        cores=len(os.sched_getaffinity(0)),
+        device=device,
+        hardware=here.hardware or torch.cuda.get_device_name(0),
+        torch=here.torch,
+        cores=here.cores,
+        threads=here.threads,
         matmul_flops=_matmul_rate(device, seconds),
         memory_bytes=_memory_rate(device, seconds),
         exchange_bytes=_exchange_rate(device, seconds),
@@ -42,7 +44,7 @@ def calibrate(device: str, seconds: float = SECONDS) -> Calibration:
 
 def write(found: Calibration, data_dir: Path) -> Path:
     """Keep it, whole or not at all; returns the file."""
-    path = calibration_file(data_dir, found.device)
+    path = calibration_file(data_dir, machine_of(found))
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(found.model_dump_json(indent=2) + "\n")
@@ -100,21 +102,15 @@ def _median(device: str, seconds: float, work: Callable[[], object]) -> float:
     return statistics.median(taken)
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def main() -> int:
     """Measure, keep and print one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m workers.calibrate", description=__doc__.partition("\n")[0])
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of the rank, on a CPU")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each of the three rates")
     asked = parser.parse_args()
-    found = calibrate(asked.device, asked.seconds)
+    found = calibrate(asked.device, asked.threads, asked.seconds)
     path = write(found, asked.data_dir.expanduser())
     print(json.dumps({**found.model_dump(), "file": str(path)}))
     return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,14 +24,12 @@ from workers.spec import (
     TextData,
     TokensData,
 )
-from workers.step_time import BASIS, Calibration, StepSeconds, Work, predict
+from workers.step_time import BASIS, Calibration, Device, StepSeconds, Work, predict
 from zero_engine.advice import Advice, advise
 from zero_engine.config import ZeroConfig
 from zero_engine.layout import Layout, ParameterSpec
 from zero_engine.plan import Plan
 
-Device = Literal["cpu", "cuda"]
-STAGE_OF_UNKNOWN_MODEL = 1  # stage 0's traffic at any number of micro-batches, with fewer bytes
 NUM_MOMENTS = 2  # of AdamW
 MARGIN = 0.1  # share of device memory kept free
 
@@ -75,7 +73,10 @@ class SpecPlan(PlanModel):
     activation_bytes: Annotated[int | None, Field(description="estimate for one micro-batch, not owned by the engine")]
     activation_source: Annotated[str, Field(description="how the estimate was found, or why there is none")]
     flops: Annotated[int | None, Field(description="operations of one micro-batch, forward and backward")] = None
-    step_basis: Annotated[str | None, Field(description="what predicted seconds count; None: not calibrated")] = None
+    step_basis: Annotated[
+        str | None,
+        Field(description="what predicted seconds count and on which machine; without any, how to get them"),
+    ] = None
     advised_stage: int
     advice: str
     fits: bool
@@ -93,6 +94,7 @@ class Where(PlanModel):
     one_node: bool = True  # CPU ranks of one node move bulk data through shared memory
     link_gbps: float | None = None
     rates: Calibration | None = None  # of the machine; None: no step time is predicted
+    rates_note: str | None = None  # whose rates they are, or why there are none and how to get them
 
     @property
     def transport(self) -> str:
@@ -115,14 +117,6 @@ def plan_columns(spec: JobSpec, ranks: Sequence[int], where: Where = ANYWHERE) -
     """A plan for each number of ranks."""
     parameters = parameters_of(spec)
     return [plan_parameters(parameters, spec, where, count) for count in ranks]
-
-
-def resolve_stage(spec: JobSpec, where: Where = ANYWHERE) -> JobSpec:
-    """The spec with its stage as a number: `auto` takes the least traffic that fits, then the fewest bytes."""
-    if spec.zero.stage != "auto":
-        return spec
-    stage = STAGE_OF_UNKNOWN_MODEL if isinstance(spec.model, PythonModel) else plan_spec(spec, where).advised_stage
-    return spec.model_copy(update={"zero": spec.zero.model_copy(update={"stage": stage})})
 
 
 def parameters_of(spec: JobSpec) -> list[ParameterSpec]:
@@ -221,7 +215,7 @@ def _readable(advice: Advice, config: ZeroConfig, where: Where, estimate: Estima
         activation_bytes=estimate.activation_bytes,
         activation_source=estimate.source,
         flops=estimate.flops,
-        step_basis=None if where.rates is None or estimate.flops is None else f"{BASIS} On {where.rates.hardware}.",
+        step_basis=_step_basis(where, estimate),
         advised_stage=advice.stage,
         advice=advice.reason if room is not None else _advice_without_room(advice),
         fits=advice.fits,
@@ -230,6 +224,14 @@ def _readable(advice: Advice, config: ZeroConfig, where: Where, estimate: Estima
         link_gbps=where.link_gbps,
         stages=[_stage(plan, first, config, room, where, estimate) for plan in advice.plans],
     )
+
+
+def _step_basis(where: Where, estimate: Estimate) -> str | None:
+    if where.rates is None:
+        return where.rates_note
+    if estimate.flops is None:
+        return f"No step times: {estimate.source}."
+    return f"{BASIS} {where.rates_note or ''}".strip()
 
 
 def _advice_without_room(advice: Advice) -> str:
@@ -263,13 +265,12 @@ def _step_seconds(plan: Plan, rates: Calibration | None, estimate: Estimate) -> 
     """None without a calibration of the machine, or for a model that was not passed through."""
     if rates is None or estimate.flops is None:
         return None
-    moments = max(row["moments"] or row.get("pinned", 0) for row in plan.memory)
     work = Work(
         micro_batches=max(len(plan.schedule.work(rank)) for rank in range(plan.ranks)),
         flops=estimate.flops,
         activation_bytes=estimate.activation_bytes or 0,
         sent_bytes=plan.largest_traffic,
-        updated_elements=moments // (4 * NUM_MOMENTS),
+        updated_elements=plan.updated_elements,
         moments=NUM_MOMENTS,
         ranks=plan.ranks,
     )

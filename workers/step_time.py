@@ -5,24 +5,24 @@
     update     bytes that the optimizer reads and writes on a rank / memory rate
     total      their sum, times ranks / cores where ranks share cores
 
-The rates come from a calibration of about ten seconds (`workers/calibrate.py`), kept per machine and torch build. Not
-counted: kernels that are slower than one large product (small matrices), overlap of messages with backward, data
-loading, evaluation. The error is shown beside the measured time, so that nobody has to believe the sum.
+The rates come from a calibration of about ten seconds (`workers/calibrate.py`), kept per machine, torch build and
+threads (`workers/calibrations.py`). Not counted: kernels that are slower than one large product (small matrices),
+overlap of messages with backward, data loading, evaluation. The error is shown beside the measured time, so that
+nobody has to believe the sum.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from workers.activation_bytes import block_kinds
 from workers.spec import GptModel
 
+Device = Literal["cpu", "cuda"]
 ACTIVATION_PASSES = 4  # written in forward, read and its gradient written and read in backward
 BASIS = (
     "Matrix products at the calibrated rate, activations and optimizer states at memory bandwidth, payload at the "
@@ -31,14 +31,15 @@ BASIS = (
 
 
 class Calibration(BaseModel):
-    """What a machine reached, for one rank with one thread, or one GPU."""
+    """What a machine reached, for one rank, or one GPU."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    device: Literal["cpu", "cuda"]
+    device: Device
     hardware: str
     torch: str
     cores: int
+    threads: int  # of the rank
     matmul_flops: Annotated[float, Field(gt=0, description="floating-point operations a second, fp32; bf16 on CUDA")]
     memory_bytes: Annotated[float, Field(gt=0, description="bytes read and written a second")]
     exchange_bytes: Annotated[float, Field(gt=0, description="payload bytes a second between two ranks")]
@@ -75,7 +76,7 @@ def predict(work: Work, rates: Calibration) -> StepSeconds:
     compute = work.micro_batches * (work.flops / rates.matmul_flops + passes)
     exchange = work.sent_bytes / rates.exchange_bytes
     update = update_bytes(work.updated_elements, work.moments) / rates.memory_bytes
-    sharing = max(1.0, work.ranks / rates.cores) if rates.device == "cpu" else 1.0
+    sharing = max(1.0, work.ranks * rates.threads / rates.cores) if rates.device == "cpu" else 1.0
     parts = [sharing * each for each in (compute, exchange, update)]
     return StepSeconds(compute=parts[0], exchange=parts[1], update=parts[2], total=sum(parts))
 
@@ -107,16 +108,3 @@ def mlp_flops(widths: Sequence[int], samples: int) -> int:
     """Operations of one micro-batch: three products a layer, two for the first, whose inputs need no gradient."""
     weights = [before * after for before, after in pairwise(widths)]
     return 2 * samples * (3 * sum(weights) - weights[0])
-
-
-def calibration_file(data_dir: Path, device: str) -> Path:
-    """Where a machine's rates are kept."""
-    return data_dir / "calibration" / f"{device}.json"
-
-
-def known_calibration(data_dir: Path, device: str) -> Calibration | None:
-    """The last calibration of this data folder, None when there is none that can be read."""
-    try:
-        return Calibration.model_validate(json.loads(calibration_file(data_dir, device).read_text()))
-    except (OSError, ValueError, ValidationError):
-        return None

@@ -55,6 +55,7 @@ class Sizes:
     scratch: int
     mail: int  # own message and everybody's
     pinned: int  # host memory of an offloaded update: masters, moments, and sums and weights on their way
+    updated: int  # elements of its update
     reduced: int = 0  # fp32 sums of everything, which a naive reducer gives to every rank
 
     @property
@@ -87,6 +88,7 @@ class Plan:
     idle_share: float
     paper_bytes: float  # per rank, from the paper's formula for this stage and precision
     device: str = "cpu"
+    updated_elements: int = 0  # of the rank that updates most
 
     @property
     def largest_memory(self) -> int:
@@ -239,6 +241,7 @@ class Blueprint:
             self.schedule.idle_share,
             layout.num_parameters * paper_bytes_per_parameter(config.stage, self.ranks, config.precision),
             self.device,
+            max(self.sizes(rank).updated for rank in ranks),
         )
 
 
@@ -287,6 +290,7 @@ def _common(print_: Blueprint, rank: int, states_of_all: bool) -> Sizes:
         scratch=16 * print_.stride,
         mail=print_.mail(rank).total + print_.mail_of_all,
         pinned=print_.pinned(trainable, mastered),
+        updated=trainable,
     )
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -36,16 +33,18 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Print bytes per rank and bytes sent per step for every ZeRO stage, and which stage to take; nothing runs."""
+    from workers.calibrations import known_calibration
     from workers.planner import Where
-    from workers.step_time import known_calibration
 
+    job = read_spec(spec, changes or [])
+    known = known_calibration(data_folder(data_dir), device, job.resources.threads_per_rank)
     where = Where(
         device=device,
         device_memory_bytes=None if device_gb is None else round(_positive("--device-gb", device_gb) * 1e9),
         link_gbps=None if link_gbps is None else _positive("--link-gbps", link_gbps),
-        rates=known_calibration(data_folder(data_dir), device),
+        rates=known.rates,
+        rates_note=known.note,
     )
-    job = read_spec(spec, changes or [])
     counts = [job.resources.ranks] if ranks is None else _counts(ranks)
     plans = _plans(job, counts, where)
     output = Output(as_json)
@@ -82,20 +81,12 @@ def _plans(spec: JobSpec, counts: Sequence[int], where: Where) -> list[SpecPlan]
 
 def _plans_of_built_model(spec: JobSpec, counts: Sequence[int], where: Where) -> list[SpecPlan]:
     """A user's model is built, on the meta device, in a process of its own: their code never runs in this one."""
-    from workers.planner import SpecPlan
+    from workers.built_plan import NotBuilt, plans_of_built
 
-    question = {"spec": spec.model_dump(mode="json"), "ranks": list(counts), "where": where.model_dump(mode="json")}
-    run = subprocess.run(
-        [sys.executable, "-P", "-m", "workers.model_plan"],
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        timeout=PLAN_SECONDS,
-    )
-    if run.returncode != 0:
-        raise CommandError(f"The model could not be built:\n{run.stderr.strip()}")
-    answers: list[dict[str, Any]] = json.loads(run.stdout)
-    return [SpecPlan.model_validate(answer) for answer in answers]
+    try:
+        return plans_of_built(spec, counts, where, PLAN_SECONDS)
+    except NotBuilt as error:
+        raise CommandError(f"The model could not be built:\n{error}") from error
 
 
 def _draw(output: Output, spec: JobSpec, plans: Sequence[SpecPlan]) -> None:
@@ -113,7 +104,7 @@ def _draw(output: Output, spec: JobSpec, plans: Sequence[SpecPlan]) -> None:
         ">Sends",
         ">Paper",
         *([">Takes"] if time else []),
-        *([">Step"] if first.step_basis else []),
+        *([">Step"] if first.stages[0].step_seconds else []),
         "",
     ]
     output.table(headings, (_row(column, stage) for column in plans for stage in column.stages))
@@ -121,7 +112,7 @@ def _draw(output: Output, spec: JobSpec, plans: Sequence[SpecPlan]) -> None:
         _draw_categories(output, first)
     held = "not known" if first.activation_bytes is None else bytes_text(first.activation_bytes)
     output.say(f"Activations of a micro-batch, beside what a rank holds: {held} ({first.activation_source}).")
-    output.say(f"Step: {first.step_basis}" if first.step_basis else "Step times: run `shardyard calibrate` first.")
+    output.say(("Step: " if first.stages[0].step_seconds else "") + (first.step_basis or ""))
     for column in plans:
         output.say(_advice(column))
 

@@ -28,6 +28,7 @@ from server.rows import attempts, checkpoints, events, jobs
 from server.settings import Settings
 from server.states import Status
 from workers.contract import AttemptId, JobId, LaunchOrder, Rank, ResumeFrom
+from workers.planner import SpecPlan
 from workers.spec import JobSpec
 from zero_engine.store import StoreError
 
@@ -54,6 +55,7 @@ class Prepared:
     device: Device
     point: checkpoints.CheckpointRef | None
     passed: tuple[checkpoints.CheckpointRef, ...] = ()  # damaged ones that are newer than the point
+    plan: SpecPlan | None = None  # that the stage was taken from
 
 
 class Launcher:
@@ -137,12 +139,12 @@ class Launcher:
         if point is not None:
             await self._storekeeper.require(point.job_id)
         try:
-            spec = await asyncio.to_thread(self._resolve, job.job_spec(), start)
+            resolved = await asyncio.to_thread(self._resolve, job.job_spec(), start)
         except Exception as error:  # whatever keeps it from being planned keeps it from running
             return Refused("spec_invalid", {"message": str(error)})
         named = point is not None and point.id == job.resume_checkpoint
         passed = () if named else tuple(passed_over(existing, point))
-        return Prepared(job, spec, cast(Device, start.device), point, passed)
+        return Prepared(job, resolved.spec, cast(Device, start.device), point, passed, resolved.plan)
 
     def _launch(self, prepared: Prepared, report_url: str) -> Launch:
         attempt_id = AttemptId(new_id())
@@ -209,6 +211,8 @@ class Launcher:
             )
             assert moved is Status.QUEUED, f"job {job.id} moved while it was locked"
             await self._tell_fallback(tx, prepared, launch.fence)
+            if prepared.plan is not None and prepared.spec.model.kind == "python":  # nobody knew it at submit
+                await jobs.set_values(tx, job.id, plan=prepared.plan.model_dump(mode="json"))
         return True
 
     async def _tell_fallback(self, tx: Tx, prepared: Prepared, attempt: int) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import signal
-import sys
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Annotated
 
@@ -22,6 +22,7 @@ from server.routes import spec_body
 from server.routes.state import ERRORS, Db, TheSettings
 from server.rows import nodes, plans
 from server.views import PendingPlan, PlanView
+from workers.built_plan import COMMAND, question_of
 from workers.planner import SpecPlan
 from workers.spec import JobSpec
 
@@ -73,12 +74,7 @@ async def _build(database: Database, request_id: str, spec: JobSpec, data_dir: F
     """Plan a user's model in a process of its own; their code never runs in this one."""
     async with database.read() as connection:
         where = where_of(spec, await nodes.views(connection), data_dir)
-    question = {
-        "spec": spec.model_dump(mode="json"),
-        "ranks": [spec.resources.ranks],
-        "where": where.model_dump(mode="json"),
-    }
-    code, out, complaint = await _run([sys.executable, "-P", "-m", "workers.model_plan"], json.dumps(question).encode())
+    code, out, complaint = await _run(COMMAND, question_of(spec, [spec.resources.ranks], where).encode())
     async with database.write() as tx:
         if code == 0:
             plan = SpecPlan.model_validate(json.loads(out)[0])
@@ -88,7 +84,7 @@ async def _build(database: Database, request_id: str, spec: JobSpec, data_dir: F
             await plans.finish(tx, request_id, error=complaint[-4000:] or f"The process ended with code {code}.")
 
 
-async def _run(command: list[str], question: bytes) -> tuple[int, bytes, str]:
+async def _run(command: Sequence[str], question: bytes) -> tuple[int, bytes, str]:
     """(exit code, stdout, stderr) of a command that is killed with its children after BUILD_SECONDS."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(

@@ -47,7 +47,10 @@ class PlanView(View):
     activation_bytes: int | None = Field(description="estimate for one micro-batch; not owned by the engine")
     activation_source: str = Field(default="", description="how the estimate was found, or why there is none")
     flops: int | None = Field(default=None, description="operations of one micro-batch, forward and backward")
-    step_basis: str | None = Field(default=None, description="what the predicted seconds count, and on what machine")
+    step_basis: str | None = Field(
+        default=None,
+        description="what predicted seconds count and on which machine; without any, how to get them",
+    )
     advised_stage: int
     advice: str
     fits: bool

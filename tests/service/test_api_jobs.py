@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from server.rows import jobs
 from server.states import Status
 from tests.service.conftest import SPEC, Api
 from tests.service.reports_by_hand import checkpoint, start_attempt
-from workers.step_time import calibration_file
+from workers.calibrations import calibration_file, this_machine
 
 
 def _still(view: dict[str, Any]) -> dict[str, Any]:
@@ -78,10 +79,10 @@ async def test_the_plan_made_at_submit_is_kept_and_decides_an_automatic_stage(ap
 
 async def test_a_job_shows_its_measured_step_beside_the_predicted_one(api: Api) -> None:
     """With a calibration in the data folder a submit predicts seconds; the attempt's median stands beside them."""
-    rates = {"device": "cpu", "hardware": "h", "torch": "2", "cores": 2, "matmul_flops": 1e9, "memory_bytes": 1e9}
-    file = calibration_file(api.settings.data_dir, "cpu")
+    file = calibration_file(api.settings.data_dir, this_machine("cpu"))
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({**rates, "exchange_bytes": 1e9}))
+    rates = {"matmul_flops": 1e9, "memory_bytes": 1e9, "exchange_bytes": 1e9}
+    file.write_text(json.dumps({**asdict(this_machine("cpu")), **rates}))
     job = await api.submit(zero={"stage": 1})
     before = (await api.admin.get(f"/v1/jobs/{job['id']}/plan")).json()
     assert before["predicted_seconds"] == before["predicted"]["stages"][1]["step_seconds"]["total"] > 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_cli_commands import shardyard
+from workers.calibrations import known_calibration
 from workers.planner import Where, plan_spec
 from workers.spec import load_spec
 
@@ -23,9 +24,10 @@ def spec(tmp_path: Path) -> str:
 
 def test_piped_it_is_the_planners_own_numbers(spec: str) -> None:
     """One source of truth: the command adds nothing and rounds nothing."""
-    run = shardyard(None, "plan", spec, "--ranks", "1,4", "--link-gbps", "10")
-    shown = json.loads(run.stdout)
-    planned = [plan_spec(load_spec(SPEC), Where(link_gbps=10), count) for count in (1, 4)]
+    folder = Path(spec).parent
+    run = shardyard(None, "plan", spec, "--ranks", "1,4", "--link-gbps", "10", "--data-dir", str(folder))
+    shown, note = json.loads(run.stdout), known_calibration(folder, "cpu").note
+    planned = [plan_spec(load_spec(SPEC), Where(link_gbps=10, rates_note=note), count) for count in (1, 4)]
     assert shown == [plan.model_dump(mode="json") for plan in planned]
     assert [len(column["stages"]) for column in shown] == [4, 4]
 

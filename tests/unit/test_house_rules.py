@@ -16,6 +16,8 @@ PACKAGES = ("server", "workers", "zero_engine")
 
 # What server/ may take from the other packages: torch-free files only.
 SERVER_MAY_IMPORT = {
+    "workers.built_plan",
+    "workers.calibrations",
     "workers.contract",
     "workers.data.errors",
     "workers.planner",
@@ -40,7 +42,7 @@ RAY_ONLY_IN = {"server/controller/ray_cluster.py", "workers/idle_workers.py", "w
 ENGINE_MAY_IMPORT = {"torch", "zero_engine"}
 ENGINE_FILES_MAY_IMPORT = {"safetensors", "xxhash"}  # the checkpoint files
 TORCH_FREE_ENGINE = ("config", "layout", "plan", "reshard", "fold", "manifest", "store", "catalog", "shard", "export")
-TORCH_FREE_ENGINE += ("compare", "tensorfile", "writer", "advice")
+TORCH_FREE_ENGINE += ("compare", "tensorfile", "writer", "advice", "appender")
 SLEEPS_ON_PURPOSE = {"tests/distributed/delayed_comm.py"}  # being late is what it is for
 FORBIDDEN_NAMES = re.compile(r"(^|/)_?(utils?|helpers?|common|misc|base|managers?)(\.py|/)")
 
@@ -158,6 +160,8 @@ FRESH = [
     "workers.contract",
     "workers.spec",
     "workers.planner",
+    "workers.built_plan",
+    "workers.calibrations",
     "workers.object_store",
     "workers.process_table",
     "workers.transformers_folder",

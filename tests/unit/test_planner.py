@@ -11,8 +11,10 @@ import pytest
 
 from server.controller.actions import Start
 from server.controller.stage import resolve_stage as resolve_for_slot
+from workers import built_plan
+from workers.built_plan import resolve_stage
 from workers.contract import JobId
-from workers.planner import NeedsModel, SpecPlan, Where, plan_columns, plan_spec, resolve_stage
+from workers.planner import NeedsModel, SpecPlan, Where, plan_columns, plan_spec
 from workers.spec import JobSpec, load_spec
 
 GPT = (
@@ -88,11 +90,12 @@ def test_auto_takes_the_least_traffic_that_fits_then_the_fewest_bytes() -> None:
 
 
 def test_resolving_a_stage_gives_the_advised_one() -> None:
-    """Property: auto becomes the advice, a number stays, a user's model gets a stage that never sends more."""
+    """Property: auto becomes the advice and says why; a number stays, with nothing to say."""
     where = Where(device_memory_bytes=1 << 40)
-    assert resolve_stage(spec(), where).zero.stage == plan_spec(spec(), where).advised_stage
-    assert resolve_stage(spec(stage=3), where).zero.stage == 3
-    assert resolve_stage(load_spec(USER), where).zero.stage == 1
+    plan, resolved = plan_spec(spec(), where), resolve_stage(spec(), where)
+    assert (resolved.spec.zero.stage, resolved.plan, resolved.why) == (plan.advised_stage, plan, plan.advice)
+    named = resolve_stage(spec(stage=3), where)
+    assert (named.spec.zero.stage, named.why) == (3, None)
     with pytest.raises(NeedsModel):
         plan_spec(load_spec(USER))
 
@@ -144,7 +147,7 @@ def test_a_users_model_is_planned_by_building_it_elsewhere(tmp_path: Path, monke
     assert broken.returncode == 1 and "broken() got an unexpected" in broken.stderr and broken.stdout == ""
 
 
-def test_a_users_model_for_gpus_gets_the_stage_that_fits_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_model_gets_the_stage_that_fits_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Property: what fits decides, after the model was built elsewhere; one that cannot be built gets stage 1."""
     from workers.model_plan import plans_of
 
@@ -154,15 +157,17 @@ def test_a_users_model_for_gpus_gets_the_stage_that_fits_them(tmp_path: Path, mo
     (tmp_path / "users_wide.py").write_text(code)
     model = f"{{kind: python, entry: 'users_wide:build', path: {tmp_path}, kwargs: {{width: 512}}}}"
     wanted = load_spec(f"name: x\nmodel: {model}\ndata: {{kind: text}}\ntrain: {{steps: 3, chunk: 1}}\n")
-    where = {"device": "cuda", "device_memory_bytes": 1 << 40}
+    where = {"device": "cpu", "device_memory_bytes": 1 << 40}
     (roomy,) = plans_of({"spec": wanted.model_dump(mode="json"), "ranks": [wanted.resources.ranks], "where": where})
     least = min(roomy.stages, key=lambda each: each.total_bytes)
     assert least.stage == 3 != roomy.advised_stage and roomy.activation_bytes is not None
     memory = int((least.total_bytes + roomy.activation_bytes) / 0.9) + 1
-    start = Start(JobId("j"), "cuda", slot_memory_bytes=memory)
-    assert resolve_for_slot(wanted, start).zero.stage == 3
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert resolve_for_slot(wanted, start).zero.stage == 1
+    start = Start(JobId("j"), "cpu", slot_memory_bytes=memory)
+    tight = resolve_for_slot(wanted, start)
+    assert tight.spec.zero.stage == 3 and tight.plan is not None and tight.why == tight.plan.advice
+    monkeypatch.setattr(built_plan, "COMMAND", ("/bin/false",))
+    unknown = resolve_for_slot(wanted, start)
+    assert unknown.spec.zero.stage == 1 and unknown.why is not None and "could not be planned" in unknown.why
 
 
 def test_a_plan_for_many_ranks_and_layers_is_quick_and_small() -> None:

@@ -10,15 +10,16 @@ import torch
 
 from tests.unit.test_activation_bytes import POLICIES, gpt, loss_of, module_of
 from tests.unit.test_cli_commands import shardyard
+from workers import calibrations
+from workers.calibrate import write
+from workers.calibrations import calibration_file, known_calibration, machine_of, this_machine
 from workers.models.mlp import Mlp
 from workers.planner import Where, plan_spec
 from workers.spec import load_spec
 from workers.step_time import (
     Calibration,
     Work,
-    calibration_file,
     gpt_flops,
-    known_calibration,
     mlp_flops,
     predict,
     update_bytes,
@@ -27,8 +28,9 @@ from zero_engine import ZeroConfig
 from zero_engine.dry_run import Empty, dry_run
 
 RATES = Calibration(
-    device="cpu", hardware="a machine", torch="2", cores=2, matmul_flops=1e9, memory_bytes=1e8, exchange_bytes=1e7
-)
+    device="cpu", hardware="a machine", torch="2", cores=2, threads=1, matmul_flops=1e9, memory_bytes=1e8,
+    exchange_bytes=1e7,
+)  # fmt: skip
 SPEC = "name: x\nmodel: {kind: gpt, layers: 2, hidden: 64, heads: 2, context: 32}\ndata: {kind: text}\n"
 
 
@@ -65,7 +67,7 @@ def test_a_step_is_compute_and_exchange_and_update() -> None:
 def test_a_plan_predicts_a_step_where_the_machine_was_calibrated() -> None:
     """Property: with rates every stage has its seconds and the plan says what they count; without, neither."""
     spec = load_spec(SPEC + "train: {steps: 3}\n")
-    plan = plan_spec(spec, Where(rates=RATES), ranks=2)
+    plan = plan_spec(spec, Where(rates=RATES, rates_note="On a machine."), ranks=2)
     assert plan.step_basis is not None and plan.step_basis.endswith("On a machine.") and plan.flops
     seconds = [stage.step_seconds for stage in plan.stages]
     assert all(each is not None and each.total > 0 for each in seconds)
@@ -77,16 +79,35 @@ def test_a_plan_predicts_a_step_where_the_machine_was_calibrated() -> None:
 
 
 def test_a_calibration_is_measured_kept_and_read_again(tmp_path: Path) -> None:
-    """Property: positive rates; what cannot be read counts as none; `plan` shows a step once it is there."""
+    """Property: positive rates, for this machine, build and threads alone; `plan` shows a step, or how to get one."""
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPEC + "train: {steps: 3}\n")
     before = json.loads(shardyard(None, "plan", str(spec), "--data-dir", str(tmp_path)).stdout)[0]
     said = shardyard(None, "calibrate", "--device", "cpu", "--seconds", "0.01", "--data-dir", str(tmp_path))
-    kept = known_calibration(tmp_path, "cpu")
-    assert said.returncode == 0 and kept is not None and kept.torch == str(torch.__version__)
-    assert json.loads(said.stdout)["file"] == str(calibration_file(tmp_path, "cpu"))
+    kept, file = known_calibration(tmp_path, "cpu").rates, calibration_file(tmp_path, this_machine("cpu"))
+    assert said.returncode == 0 and kept is not None and machine_of(kept) == this_machine("cpu")
+    assert json.loads(said.stdout)["file"] == str(file)
     assert min(kept.matmul_flops, kept.memory_bytes, kept.exchange_bytes) > 1e6
     after = json.loads(shardyard(None, "plan", str(spec), "--data-dir", str(tmp_path)).stdout)[0]
-    assert before["step_basis"] is None and kept.hardware in after["step_basis"]
-    calibration_file(tmp_path, "cpu").write_text("{}")
-    assert known_calibration(tmp_path, "cpu") is None and known_calibration(tmp_path, "cuda") is None
+    assert "run `shardyard calibrate --device cpu`" in before["step_basis"] and not before["stages"][0]["step_seconds"]
+    assert kept.hardware in after["step_basis"] and after["stages"][0]["step_seconds"]
+    threads = known_calibration(tmp_path, "cpu", threads=2)
+    assert threads.rates is None and "--threads 2" in threads.note
+    moved = kept.model_copy(update={"hardware": "a slower one", "torch": "2.9"})
+    file.write_text(moved.model_dump_json())
+    stale = known_calibration(tmp_path, "cpu")
+    assert stale.rates is None and "is of a slower one" in stale.note and "torch 2.9" in stale.note
+    file.write_text("{}")
+    assert known_calibration(tmp_path, "cpu").rates is None
+
+
+def test_a_server_without_gpus_takes_what_a_node_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Property: a GPU's file copied to it counts for its own torch build; without one the plan says where to run it."""
+    monkeypatch.setattr(calibrations, "_gpu", lambda: "")
+    here = this_machine("cuda")
+    assert "on a node with this kind of GPU" in known_calibration(tmp_path, "cuda").note
+    node = RATES.model_copy(update={"device": "cuda", "hardware": "NVIDIA H200", "torch": here.torch, "cores": 16})
+    write(node, tmp_path)
+    assert known_calibration(tmp_path, "cuda").rates == node
+    monkeypatch.setattr(calibrations, "_gpu", lambda: "NVIDIA T4")
+    assert known_calibration(tmp_path, "cuda").rates is None

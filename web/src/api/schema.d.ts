@@ -3523,7 +3523,7 @@ export interface components {
             stages: components["schemas"]["StagePlan"][];
             /**
              * Step Basis
-             * @description what the predicted seconds count, and on what machine
+             * @description what predicted seconds count and on which machine; without any, how to get them
              */
             step_basis?: string | null;
         };
