@@ -13,11 +13,15 @@ from tests.running_service import Service
 def test_a_fork_from_the_page_shows_its_preflight_and_joins_the_family(
     quiet_page: Page, quiet_service: Service
 ) -> None:
-    """From a checkpoint to a new job that begins there; both pages show the same family, also as a table."""
+    """From a checkpoint, its shards read when asked for, to a new job that begins there; both pages show the same
+    family, also as a table.
+    """
     job = quiet_service.submit(digits("the parent, 親", steps=30))
     quiet_service.wait(job, lambda seen: seen["status"] == "succeeded")
     page = quiet_page
     page.goto(f"/jobs/{job}?view=checkpoints")
+    page.get_by_text("2 shards").click()
+    expect(page.get_by_role("region", name="Shards").get_by_role("row")).to_have_count(3)
     page.get_by_role("button", name="Fork at step 30").click()
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_text("Begins at step 30")).to_be_visible()
