@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
 
+from zero_engine.catalog import delete, is_published
 from zero_engine.checkpoint import draft_of
 from zero_engine.errors import EngineError
 from zero_engine.manifest import Manifest, Progress
@@ -80,6 +81,8 @@ class Saver:
         self._reports: list[SaveReport] = []
         self._calls = 0  # the same on every rank
         self._latest = -1  # step of the last save that was begun
+        self._failed: list[SaveReport] = []  # on rank 0: saves that came to nothing and may have left files
+        self._sweeper: threading.Thread | None = None
 
     @property
     def busy(self) -> bool:
@@ -141,6 +144,8 @@ class Saver:
         else:
             self.wait()
             self._writer.close()
+            if self._sweeper is not None:
+                self._sweeper.join()
         self._copy.close()
 
     def _hand_over(self, running: _Running, buffers: Staged) -> None:
@@ -183,7 +188,7 @@ class Saver:
 
     def _skip(self, draft: Manifest) -> None:
         """Tell rank 0 that no shard will come, so that it waits for none."""
-        self._reports.append(SaveReport(draft.step, draft.folder, skipped=True))
+        self._heard(SaveReport(draft.step, draft.folder, skipped=True))
         refusal = Refusal("skipped: the save before it was still running", self._ticket(draft))
         rank = self._subject.comm.rank
         threading.Thread(target=_tell, args=(self._store, draft.folder, rank, refusal), name="shardyard-skip").start()
@@ -199,7 +204,24 @@ class Saver:
         outcome = self._outcome(running, timeout_seconds)
         if outcome is not None:
             self._running = None
-            self._reports.append(_report(running, outcome))
+            self._heard(_report(running, outcome))
+
+    def _heard(self, report: SaveReport) -> None:
+        """Keep it for `poll`. When a save is published, what those before it left half done is removed beside training.
+
+        All ranks have then done their part of this save, and a rank does one at a time: nobody writes there any more.
+        """
+        self._reports.append(report)
+        if self._subject.comm.rank != 0:
+            return
+        if report.manifest is None:
+            self._failed.append(report)
+            return
+        before = [failed.folder for failed in self._failed if failed.step < report.step]
+        self._failed = [failed for failed in self._failed if failed.step >= report.step]
+        if before:
+            self._sweeper = threading.Thread(target=_sweep, args=(self._store, before), name="shardyard-sweep")
+            self._sweeper.start()
 
     def _outcome(self, running: _Running, timeout_seconds: float | None) -> Outcome | None:
         """The writer's answer, or what went wrong on the way to it; then rank 0 is told, and a dead writer replaced."""
@@ -222,6 +244,16 @@ def _tell(store: Store, folder: str, rank: int, refusal: Refusal) -> None:
         put_refusal(store, folder, rank, refusal)
     except StoreError:
         return
+
+
+def _sweep(store: Store, folders: Sequence[str]) -> None:
+    """Remove folders that are no checkpoints; where the store cannot, they stay until the attempt has ended."""
+    for folder in folders:
+        try:
+            if not is_published(store, folder):
+                delete(store, folder)
+        except StoreError:
+            return
 
 
 def _words(error: Exception) -> str:
