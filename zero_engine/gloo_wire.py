@@ -9,6 +9,10 @@ What is sent stands in one of two places. Bulk bytes stand in a `Buffer`, whose 
 settled. Words stand in tensors of their own, which nobody writes again and the next request keeps: a rank that gives a
 receipt has compared all words before it. Received bytes lie in staging or in a target, from which nothing is sent.
 
+Note: why two connections. gloo writes in the thread that sends, and holds the pair's lock while it does; the thread
+that receives finds the lock taken and asks again and again, at the cost of a core. So bytes from a lower to a higher
+rank and bytes from a higher to a lower one travel on connections of their own, each with the receipts for them.
+
 Note: why no rank waits in a circle. All ranks call everything in the same order, and a receipt for a request is given
 where its messages are waited for. `settle` waits for requests that this rank has waited for already, so every rank
 waits for others to pass a point that lies behind itself.
@@ -31,6 +35,7 @@ from zero_engine.errors import PeerError
 from zero_engine.wire import FOREVER, Message
 
 END_SECONDS = 10.0  # that a rank waits at its end for others to take what it sent
+_LANES = 2  # connections between two ranks: one for each direction
 _KEPT = 64  # requests of a buffer that is never written again: no rank is so far behind
 _NUMBERS = 1 << 20  # requests until a receipt's tag comes again
 
@@ -69,9 +74,11 @@ class GlooWire:
     def __init__(self, store: Any, rank: int, ranks: int, interface: str | None) -> None:
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
-        options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
+        device = gloo.create_device(interface=interface) if interface else gloo.create_default_device()
+        options._devices = [device] * _LANES
         options._timeout = timedelta(minutes=30)
         self._pairs: Any = gloo(store, rank, ranks, options)
+        self._rank = rank
         self._others = [peer for peer in range(ranks) if peer != rank]
         self._number = 0  # of requests so far
         self._sent: dict[int, deque[_Request]] = defaultdict(deque)  # by buffer, not settled yet
@@ -84,7 +91,10 @@ class GlooWire:
         self._trim(self._sent[buffer])
         pairs = self._connected()
         self._number = number = self._number % _NUMBERS + 1
-        receipts = [pairs.recv([torch.empty_like(self._byte)], peer, number) for peer in self._others]
+        receipts = [
+            pairs.recv([torch.empty_like(self._byte)], peer, self._tag(self._rank, peer, number))
+            for peer in self._others
+        ]
         request = _Request(number, GlooWork(receipts, []), self._words)
         self._words = []
         self._open[number] = request
@@ -103,13 +113,19 @@ class GlooWire:
 
     def _started(self, sends: Sequence[Message], receives: Sequence[Message]) -> GlooWork:
         pairs = self._connected()
-        expected = [pairs.recv([tensor], peer, 0) for peer, tensor in receives]
-        return GlooWork(expected, [pairs.send([tensor], peer, 0) for peer, tensor in sends])
+        expected = [pairs.recv([tensor], peer, self._tag(peer, self._rank)) for peer, tensor in receives]
+        return GlooWork(expected, [pairs.send([tensor], peer, self._tag(self._rank, peer)) for peer, tensor in sends])
+
+    def _tag(self, source: int, target: int, number: int = 0) -> int:
+        """Of messages from one rank to another, and of the receipts for them. gloo's connections take turns by tag."""
+        return _LANES * number + (source > target)
 
     def arrived(self, request: int) -> None:
         self._open.pop(request).arrived = True
         pairs = self._connected()
-        self._thanks.append([pairs.send([self._byte], peer, request) for peer in self._others])
+        self._thanks.append(
+            [pairs.send([self._byte], peer, self._tag(peer, self._rank, request)) for peer in self._others]
+        )
 
     def settle(self, buffer: int) -> None:
         for request in self._sent.pop(buffer, ()):
@@ -139,7 +155,8 @@ class GlooWire:
                 work.finish(until)
             for peer in self._others:
                 with suppress(RuntimeError):  # this one is gone, the others may wait
-                    self._thanks.append([pairs.send([self._byte], peer, request.number)])
+                    tag = self._tag(peer, self._rank, request.number)
+                    self._thanks.append([pairs.send([self._byte], peer, tag)])
         self._open.clear()
         for request in [request for requests in self._sent.values() for request in requests]:
             request.receipts.finish(until)
@@ -147,9 +164,10 @@ class GlooWire:
 
     def cut(self) -> None:
         """gloo's own abort closes nothing, but a receive that is not answered in time closes every connection."""
-        if self._pairs is not None:
+        for lane in range(_LANES if self._pairs is not None else 0):
             with suppress(RuntimeError):
-                self._pairs.recv([self._byte], self._others[0], _NUMBERS + 1).wait(timedelta(milliseconds=1))
+                tag = _LANES * (_NUMBERS + 1) + lane
+                self._pairs.recv([self._byte], self._others[0], tag).wait(timedelta(milliseconds=1))
         self._pairs = None
         self._open.clear()
         self._sent.clear()
