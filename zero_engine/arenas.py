@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zero_engine.comm import Buffer, Comm
+from zero_engine.pages import host_memory
 from zero_engine.plan import CATEGORIES
 
 
@@ -23,7 +24,9 @@ class Arenas:
     def take(self, category: str, num_bytes: int) -> Tensor:
         """Private memory: 1-D uint8, contents unspecified."""
         self._bytes[category] += num_bytes
-        return torch.full((num_bytes,), self.fresh_byte, dtype=torch.uint8, device=self._device)
+        if self._device.type != "cpu":
+            return torch.full((num_bytes,), self.fresh_byte, dtype=torch.uint8, device=self._device)
+        return host_memory(num_bytes).fill_(self.fresh_byte)
 
     def pin(self, num_bytes: int) -> Tensor:
         """Host memory that a GPU copies to and from at full speed; on a CPU, memory as any other."""

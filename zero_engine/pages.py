@@ -1,0 +1,27 @@
+"""Host memory in large pages, where the kernel gives them.
+
+A step streams through weights, moments, sums and messages from one end to the other. In pages of 4 KB a prefetch stops
+at each page and each needs a translation of its own; in pages of 2 MB neither is felt.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+LARGE = 2 << 20  # bytes of a large page, and the least that is worth one
+
+
+def host_memory(num_bytes: int) -> Tensor:
+    """1-D uint8, zero."""
+    if num_bytes < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+    region = mmap.mmap(-1, num_bytes + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel built without them
+        region.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(region, dtype=torch.uint8)
+    start = -whole.data_ptr() % LARGE
+    return whole[start : start + num_bytes]
