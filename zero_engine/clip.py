@@ -8,20 +8,19 @@ import torch
 from torch import Tensor
 
 
-def block_sums(values: Tensor, block: int, order: float, scratch: Tensor, out: Tensor) -> None:
+def block_sums(rows: Tensor, order: float, scratch: Tensor, out: Tensor) -> None:
     """One double per block: the sum of squares, of magnitudes, or the largest magnitude, by `order` 2, 1 or inf.
 
-    `values`: 1-D fp32, whole blocks. `scratch`: 1-D fp64, at least as long. `out`: 1-D fp64, one per block.
-    Each row is reduced alone, so a block's number does not depend on its neighbours or on where it stands.
+    `rows`: fp32, a block a row. `scratch`: fp64 of the same shape. `out`: 1-D fp64, one per block. Each row is reduced
+    alone, so a block's number does not depend on its neighbours or on where it stands.
     """
-    rows = scratch[: values.numel()].view(-1, block)
-    rows.copy_(values.view(-1, block))
+    scratch.copy_(rows)
     if order == 2:
-        torch.sum(rows.square_(), 1, out=out)
+        torch.sum(scratch.square_(), 1, out=out)
     elif order == 1:
-        torch.sum(rows.abs_(), 1, out=out)
+        torch.sum(scratch.abs_(), 1, out=out)
     else:
-        torch.amax(rows.abs_(), 1, out=out)
+        torch.amax(scratch.abs_(), 1, out=out)
 
 
 def norm_of(sums: Tensor, order: float) -> float:

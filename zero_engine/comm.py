@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -102,17 +102,18 @@ class Ledger:
         self._bytes[self.page][source] -= num_bytes
         self._bytes[self.page][target] += num_bytes
 
-    @contextmanager
-    def timed(self, collective: str, purpose: str, num_bytes: int, begun: float | None = None) -> Iterator[None]:
+    def timed(
+        self, collective: str, purpose: str, num_bytes: int, begun: float | None = None
+    ) -> AbstractContextManager[None]:
         """Book one message and the time that the block takes. `begun`: when it was started, if that was earlier."""
-        start = time.perf_counter()
-        yield
-        end = time.perf_counter()
-        self.add(collective, purpose, num_bytes, end - start)
-        begun = start if begun is None else begun
-        self._hidden[self.page][f"{collective}/{purpose}"] += start - begun
+        return _Timed(self, f"{collective}/{purpose}", num_bytes, begun)
+
+    def _book(self, key: str, num_bytes: int, begun: float, waited: float, done: float) -> None:
+        self._bytes[self.page][key] += num_bytes
+        self._seconds[self.page][key] += done - waited
+        self._hidden[self.page][key] += waited - begun
         if self._transfers is not None:
-            self._transfers.append(Transfer(f"{collective}/{purpose}", begun, start, end))
+            self._transfers.append(Transfer(key, begun, waited, done))
 
     def record(self) -> None:
         """Keep every transfer from now on."""
@@ -147,6 +148,21 @@ class Ledger:
         self._bytes.pop(page, None)
         self._seconds.pop(page, None)
         self._hidden.pop(page, None)
+
+
+class _Timed:
+    """Entered for every message: a class, which takes half as long as a generator."""
+
+    def __init__(self, ledger: Ledger, key: str, num_bytes: int, begun: float | None) -> None:
+        self._ledger, self._key, self._bytes, self._begun = ledger, key, num_bytes, begun
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            begun = self._start if self._begun is None else self._begun
+            self._ledger._book(self._key, self._bytes, begun, self._start, time.perf_counter())
 
 
 class Arrival(Protocol):

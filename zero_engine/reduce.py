@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -65,6 +66,20 @@ class BucketSums:
         return self._data[start + 4 * part.start : start + 4 * part.stop].view(torch.float32)
 
 
+@dataclass(frozen=True)
+class _Stride:
+    """A stretch of an arriving part that is folded at once, and where."""
+
+    start: int  # elements from the start of the part
+    stop: int
+    kept: Tensor  # 1-D fp32: the total
+    chunk: Tensor  # 1-D fp32: the open chunk's sum
+    total: Tensor  # 1-D fp32: space for a total that may not be written yet
+    rows: Tensor  # fp32: `kept`, a block a row
+    doubles: Tensor  # fp64, of the same shape
+    sums: Tensor  # 1-D fp64, one per block
+
+
 class Reducer:
     """Exchanges one bucket and folds what arrives, a stride at a time so that it stays in cache.
 
@@ -88,6 +103,7 @@ class Reducer:
         self._spare_chunk = scratch[4 * stride : 8 * stride].view(torch.float32)
         self._doubles = scratch[8 * stride :].view(torch.float64)
         self._norms = norms  # 1-D fp64, one per block this rank owns
+        self._strides: dict[tuple[int, int], list[_Stride]] = {}  # by bucket and first element of an arriving part
 
     def begin(self, bucket: Bucket, buffer: Buffer, offset: int, round: Round, label: str) -> Callable[[], None]:
         """Begin to exchange `bucket`, which everybody publishes at byte `offset` of `buffer`; the call folds it."""
@@ -108,12 +124,9 @@ class Reducer:
     def _fold_all(self, bucket: Bucket, round: Round, arriving: Iterable[tuple[Range, list[Tensor | None]]]) -> None:
         last = round is self._blueprint.schedule.rounds[-1]
         for part, pieces in arriving:
-            for segment in bucket.segments[self._comm.rank]:
-                common = part.meet(segment.bucket)
-                for start in range(common.start, common.stop, self._stride):
-                    here = Range(start, min(start + self._stride, common.stop))
-                    near = Range(here.start - part.start, here.stop - part.start)
-                    self._fold(bucket, segment, here, [_cut(piece, near) for piece in pieces], round.folds, last)
+            for stride in self._strides_of(bucket, part):
+                near = [None if piece is None else piece[stride.start : stride.stop] for piece in pieces]
+                self._fold(stride, near, round.folds, last)
 
     def _dtypes(self, bucket: Bucket, round: Round) -> tuple[str | None, ...]:
         made: list[str | None] = [None] * self._blueprint.ranks
@@ -121,25 +134,41 @@ class Reducer:
             made[fold.source] = "float32" if fold.summed else bucket.dtype
         return tuple(made)
 
-    def _fold(
-        self,
-        bucket: Bucket,
-        segment: Segment,
-        part: Range,
-        pieces: Sequence[Tensor | None],
-        folds: tuple[Fold, ...],
-        last: bool,
-    ) -> None:
-        kept = self._totals.of(bucket, segment, part)
-        chunks = self._spare_chunk[: len(part)] if self._chunks is None else self._chunks.of(bucket, segment, part)
-        total: Tensor = self._spare_total[: len(part)] if self._blueprint.in_place and len(folds) > 2 else kept
-        result = fold_pieces(pieces, folds, chunks, kept if self._blueprint.schedule.carries_total else total, total)
-        if result.data_ptr() != kept.data_ptr():
+    def _fold(self, stride: _Stride, pieces: Sequence[Tensor | None], folds: tuple[Fold, ...], last: bool) -> None:
+        kept = stride.kept
+        total = stride.total if self._blueprint.in_place and len(folds) > 2 else kept
+        before = kept if self._blueprint.schedule.carries_total else total
+        result = fold_pieces(pieces, folds, stride.chunk, before, total)
+        if result is not kept and result.data_ptr() != kept.data_ptr():
             kept.copy_(result)
         if last:
-            first = (segment.local + part.start - segment.bucket.start) // self._blueprint.layout.block
-            sums = self._norms[first : first + len(part) // self._blueprint.layout.block]
-            block_sums(kept, self._blueprint.layout.block, self._blueprint.config.clip_norm, self._doubles, sums)
+            block_sums(stride.rows, self._blueprint.config.clip_norm, stride.doubles, stride.sums)
+
+    def _strides_of(self, bucket: Bucket, part: Range) -> list[_Stride]:
+        """The strides of an arriving part of a bucket: views that never move, made once."""
+        strides = self._strides.get((bucket.index, part.start))
+        if strides is None:
+            strides = self._strides[bucket.index, part.start] = list(self._cut(bucket, part))
+        return strides
+
+    def _cut(self, bucket: Bucket, part: Range) -> Iterator[_Stride]:
+        block = self._blueprint.layout.block
+        for segment in bucket.segments[self._comm.rank]:
+            common = part.meet(segment.bucket)
+            for start in range(common.start, common.stop, self._stride):
+                here = Range(start, min(start + self._stride, common.stop))
+                length, kept = len(here), self._totals.of(bucket, segment, here)
+                first = (segment.local + start - segment.bucket.start) // block
+                yield _Stride(
+                    start - part.start,
+                    here.stop - part.start,
+                    kept,
+                    self._spare_chunk[:length] if self._chunks is None else self._chunks.of(bucket, segment, here),
+                    self._spare_total[:length],
+                    kept.view(-1, block),
+                    self._doubles[:length].view(-1, block),
+                    self._norms[first : first + length // block],
+                )
 
 
 class NaiveReducer(Reducer):
@@ -199,10 +228,6 @@ def fold_pieces(
 def _started(chunk: Tensor, total_space: Tensor, chunk_space: Tensor) -> Tensor:
     """The first chunk sum as a total; moved out of the space that the next chunk will use."""
     return total_space.copy_(chunk) if chunk.data_ptr() == chunk_space.data_ptr() else chunk
-
-
-def _cut(piece: Tensor | None, part: Range) -> Tensor | None:
-    return None if piece is None else piece[part.start : part.stop]
 
 
 def reducer_of(setting: Setting, totals: Sums) -> Reducer:

@@ -151,8 +151,8 @@ class Reference:
                         start = entry.start - run.start
                         flat[start : start + entry.spec.numel] = self._total[entry.spec.name].reshape(-1)
                 out = torch.zeros(len(flat) // self.layout.block, dtype=torch.float64)
-                scratch = torch.empty(len(flat), dtype=torch.float64)
-                block_sums(flat, self.layout.block, self.config.clip_norm, scratch, out)
+                rows = flat.view(-1, self.layout.block)
+                block_sums(rows, self.config.clip_norm, torch.empty_like(rows, dtype=torch.float64), out)
                 sums.append(out)
         return torch.cat(sums)
 

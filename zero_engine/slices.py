@@ -18,7 +18,7 @@ class BucketViews:
     def __init__(self, blueprint: Blueprint, data: Tensor, offsets: dict[int, int], summed: bool) -> None:
         self._views: dict[int, Tensor] = {}
         self._gaps: dict[int, list[Tensor]] = {}  # by unit
-        self._ordinals: dict[int, list[int]] = {}  # by unit
+        self._ordinals: dict[int, set[int]] = {}  # by unit
         self._names: dict[int, str] = {}
         for bucket in blueprint.buckets:
             if bucket.index in offsets:
@@ -28,14 +28,14 @@ class BucketViews:
 
     def _add(self, blueprint: Blueprint, bucket: Bucket, flat: Tensor) -> None:
         layout = blueprint.layout
-        ordinals, gaps = self._ordinals.setdefault(bucket.unit, []), self._gaps.setdefault(bucket.unit, [])
+        ordinals, gaps = self._ordinals.setdefault(bucket.unit, set()), self._gaps.setdefault(bucket.unit, [])
         for run, offset in bucket.offsets:
             for entry in layout.entries_of(bucket.unit):
                 if entry.run == run:
                     start = offset + entry.start - layout.runs[run].start
                     self._views[entry.ordinal] = flat[start : start + entry.spec.numel].view(entry.spec.shape)
                     self._names[entry.ordinal] = entry.spec.name
-                    ordinals.append(entry.ordinal)
+                    ordinals.add(entry.ordinal)
             gaps += [flat[offset + start : offset + stop] for start, stop in gaps_of(layout, run)]
 
     def of(self, ordinal: int) -> Tensor:
@@ -50,9 +50,8 @@ class BucketViews:
         """Zero the padding of a unit and every parameter of it that is not in `written`."""
         for gap in self._gaps.get(unit, ()):
             gap.zero_()
-        for ordinal in self._ordinals.get(unit, ()):
-            if ordinal not in written:
-                self._views[ordinal].zero_()
+        for ordinal in self._ordinals.get(unit, set()).difference(written):
+            self._views[ordinal].zero_()
 
 
 def dtype_of(bucket: Bucket, summed: bool) -> torch.dtype:

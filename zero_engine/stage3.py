@@ -52,7 +52,7 @@ class ShardedParameters(ShardedGradients):
         master.fill(unit, values)
         Storage(setting.blueprint, range(unit, unit + 1), self._targets[unit]).attach(unit, setting.parameters)
         if unit:
-            release(self._parameters_of(unit))
+            release(self._members[unit])
 
     def _make_slots(self) -> None:
         setting, sizes, units = self._setting, self._setting.sizes, self._setting.blueprint.layout.units
@@ -63,6 +63,7 @@ class ShardedParameters(ShardedGradients):
         self._arriving: dict[int, Arrival] = {}  # by unit: its weights are on their way into its slot
         self._targets = [root, *(self._slots[slot_of(unit.index)] for unit in units[1:])]
         self._gathers = [self._gather_of(unit.index) for unit in units]
+        self._members = [self._parameters_of(unit.index) for unit in units]
 
     def before_forward(self, unit: int) -> None:
         self._enter(unit)
@@ -71,7 +72,7 @@ class ShardedParameters(ShardedGradients):
     def after_forward(self, unit: int) -> None:
         if unit in self._inside:  # not where entering failed
             self._inside.remove(unit)
-        release(self._parameters_of(unit))
+        release(self._members[unit])
 
     def before_backward(self, unit: int) -> None:
         self._enter(unit)
@@ -79,7 +80,7 @@ class ShardedParameters(ShardedGradients):
     def unit_done(self, unit: int) -> None:
         super().unit_done(unit)
         if unit:
-            release(self._parameters_of(unit))
+            release(self._members[unit])
 
     def begin(self, task: Task) -> None:
         super().begin(task)
@@ -126,7 +127,7 @@ class ShardedParameters(ShardedGradients):
         if self._table.enter(unit):
             self._fetch(unit)
         self._settle()
-        restore(self._parameters_of(unit))
+        restore(self._members[unit])
         following = self._foresight.after(unit)
         if following is not None and self._is_free(following, unit) and self._table.enter(following):
             self._fetch(following)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,20 @@ class Event:
     phase: str
     start: float
     seconds: float
+
+
+@dataclass
+class _Block:
+    """Entered for every unit and leaf: a class, which takes half as long as a generator."""
+
+    clock: PhaseClock
+    phase: str
+
+    def __enter__(self) -> None:
+        self.clock.enter(self.phase)
+
+    def __exit__(self, *_: object) -> None:
+        self.clock.leave()
 
 
 class PhaseClock:
@@ -47,14 +61,9 @@ class PhaseClock:
         self._book()
         self._stack.pop()
 
-    @contextmanager
-    def phase(self, phase: str) -> Iterator[None]:
+    def phase(self, phase: str) -> AbstractContextManager[None]:
         """The block is one phase."""
-        self.enter(phase)
-        try:
-            yield
-        finally:
-            self.leave()
+        return _Block(self, phase)
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call; every open phase ends."""
