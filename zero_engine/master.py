@@ -51,6 +51,7 @@ class Master:
         self.moments = {name: home.moments(elements) for name in optimizer.moments}
         self.steps = [0] * len(blueprint.layout.entries)  # updates applied, by parameter number; the same on every rank
         self._spans: tuple[int, list[Span]] = (-1, [])
+        self.root_last = False  # update the root unit after all others: where its sums are the last to come
 
     def _keep_masters(self) -> None:
         kept = [piece for piece in self.pieces if self._blueprint.has_master(piece.run)]
@@ -104,16 +105,18 @@ class Master:
                 updated(unit)
             unit = piece.unit
             group = self._blueprint.layout.runs[piece.run].group
+            weights, compute = self._weights[piece], self._compute[piece]
+            apart = self._blueprint.has_master(piece.run)
             assert piece.local is not None
             for start in range(span.start, span.stop, self._blueprint.stride):
                 part = Range(start, min(start + self._blueprint.stride, span.stop))
                 own = slice(piece.local + part.start, piece.local + part.stop)
                 moments = [tensor[own] for tensor in self.moments.values()]
-                weight = self._weights[piece][part.start : part.stop]
+                weight = weights[part.start : part.stop]
                 gradient = self._home.scaled(piece, part, totals, scale)
                 self._updates[group][0](weight, gradient, moments, self.steps[span.ordinal] + 1, lrs[group])
-                if self._blueprint.has_master(piece.run):
-                    self._home.hand_back(self._compute[piece][part.start : part.stop], weight)
+                if apart:
+                    self._home.hand_back(compute[part.start : part.stop], weight)
         self._home.rest()
         for entry in self._blueprint.layout.entries:
             self.steps[entry.ordinal] += touched >> entry.ordinal & 1
@@ -130,7 +133,7 @@ class Master:
 
     def _cut_spans(self, touched: int) -> list[Span]:
         spans = list[Span]()
-        for number, piece in enumerate(self.pieces):
+        for number, piece in sorted(enumerate(self.pieces), key=lambda item: self.root_last and item[1].unit == 0):
             entries = [entry for entry in self._blueprint.layout.entries_of(piece.unit) if entry.run == piece.run]
             ends = [entry.start for entry in entries[1:]] + [self._blueprint.layout.runs[piece.run].stop]
             for entry, end in zip(entries, ends, strict=True):

@@ -32,7 +32,9 @@ class NoShard(Resident):
 
     def make_master(self) -> Master:
         data = self._setting.arenas.take("parameters", self._setting.sizes.parameters)
-        return self._take_over(data, self._setting.blueprint.layout.pieces(0, 1))
+        master = self._take_over(data, self._setting.blueprint.layout.pieces(0, 1))
+        master.root_last = self._setting.comm.overlaps  # it is large, and would be waited for with nothing else to do
+        return master
 
     def make_synchronizer(self) -> GradientSynchronizer:
         setting, blueprint = self._setting, self._setting.blueprint
@@ -78,7 +80,6 @@ class EverybodysTotals:
     def __init__(self, setting: Setting, place: BucketSums, buffer: Buffer) -> None:
         self._setting, self._place, self._buffer = setting, place, buffer
         buckets = setting.blueprint.buckets
-        buckets = setting.blueprint.buckets
         self._of_run = {run: (bucket, first) for bucket in buckets for run, first in bucket.offsets}
         self._published = self._begun = False
         self._unit = -1  # that the update has come to
@@ -105,7 +106,7 @@ class EverybodysTotals:
     def _enter(self, unit: int) -> None:
         """The update comes to a unit."""
         blueprint, comm = self._setting.blueprint, self._setting.comm
-        for bucket in () if self._begun else blueprint.buckets:
+        for bucket in () if self._begun else sorted(blueprint.buckets, key=lambda bucket: bucket.unit == 0):
             start = self._place.offsets[bucket.index]
             parts = tuple(Range(start + 4 * part.start, start + 4 * part.stop) for part in bucket.owners)
             gather = Gather(parts, parts, "totals")
