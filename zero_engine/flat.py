@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from zero_engine import released
 from zero_engine.adamw import Optimizer
 from zero_engine.errors import ModelError
 from zero_engine.layout import ITEM_BYTES, Entry, Layout, ParameterSpec, Piece, Range
@@ -83,6 +84,7 @@ class Storage:
         """Turn the parameters (by number) of a unit into views."""
         for entry in self._blueprint.layout.entries_of(unit):
             parameters[entry.ordinal].data = self.view(entry)
+            released.name(parameters[entry.ordinal], entry.spec.name)
 
     def view(self, entry: Entry) -> Tensor:
         """A parameter in its shape."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from zero_engine.errors import UsageError
 
@@ -28,18 +29,27 @@ _KEEP_WORKING: set[Any] = {
 class ReleasedParameter(nn.Parameter):
     """A parameter outside its window."""
 
+    _zero_name = "a parameter"  # each has its own, see `name`
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KEEP_WORKING:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        names = [f"'{each._zero_name}'" for each in tree_leaves((args, kwargs)) if isinstance(each, cls)]
         raise UsageError(
-            f"{getattr(func, '__name__', func)}: the weights of this parameter are sharded and not gathered here "
-            "(ZeRO stage 3). Use them inside the unit's forward, or read them with engine.full_state_dict()"
+            f"{getattr(func, '__name__', func)}: the weights of {', '.join(names) or 'a parameter'} are sharded and "
+            "not gathered here (ZeRO stage 3). Use them inside their unit's forward, read them whole with "
+            "engine.full_state_dict(), or write them with engine.load_full_state_dict(...)"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"ReleasedParameter(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def name(parameter: nn.Parameter, name: str) -> None:
+    """What an error calls the parameter while it is released."""
+    parameter._zero_name = name  # type: ignore[attr-defined]
 
 
 def release(parameters: Iterable[nn.Parameter]) -> None:
