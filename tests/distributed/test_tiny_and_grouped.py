@@ -103,7 +103,7 @@ class InParts(Body):
 
 
 def test_parts_of_units_may_be_called_alone_where_weights_stay(pool: Pool) -> None:
-    """No hook says when such a unit is done: exact at stages 0 to 2; at stage 3 an error names parameter and way out."""
+    """No hook says when such a unit is done: exact at stages 0 to 2; at stage 3 an error says what to do instead."""
     expected = _expected(InParts, adamw, ZeroConfig(**NUMBERS))
     for ranks, stage in ((2, 0), (3, 1), (1, 2), (2, 2), (3, 2)):
         config = ZeroConfig(stage, **NUMBERS)
