@@ -6,7 +6,8 @@ job that the database does not know may belong to another service on the same st
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Literal
 
 from server.job_card import CARD_FILE
@@ -33,15 +34,17 @@ _MEANINGS: dict[Kind, str] = {
 
 def survey(store_url: str, known: Mapping[str, KnownJob]) -> tuple[list[OrphanView], int, bool]:
     """Orphans, how many job folders were looked through, and whether there were more. Raises StoreError; blocks."""
-    found: list[OrphanView] = []
-    jobs = sorted({*open_store(store_url).folders(), *known})
+    top = open_store(store_url)
+    jobs = sorted({*top.folders(), *known})
+    found = list(islice(_everywhere(top, store_url, jobs, known), MOST + 1))
+    return found[:MOST], len(jobs), len(found) > MOST
+
+
+def _everywhere(top: Store, store_url: str, jobs: Sequence[str], known: Mapping[str, KnownJob]) -> Iterator[OrphanView]:
+    for key in sorted(top.loose()):
+        yield _orphan(top, "", "file", key, [key])
     for job_id in jobs:
-        store = open_store(f"{store_url.rstrip('/')}/{job_id}")
-        for item in _of_job(store, job_id, known.get(job_id)):
-            if len(found) == MOST:
-                return found, len(jobs), True
-            found.append(item)
-    return found, len(jobs), False
+        yield from _of_job(open_store(f"{store_url.rstrip('/')}/{job_id}"), job_id, known.get(job_id))
 
 
 def _of_job(store: Store, job_id: str, job: KnownJob | None) -> Iterator[OrphanView]:

@@ -51,6 +51,9 @@ class Beating:
     def folders(self) -> Iterator[str]:
         return self._store.folders()
 
+    def loose(self) -> Iterator[str]:
+        return self._store.loose()
+
     def delete(self, key: str) -> None:
         self._store.delete(key)
 

@@ -129,11 +129,17 @@ class ObjectStore:
                 yield from (str(item["path"]) for item in page)
 
     def folders(self) -> Iterator[str]:
+        yield from (str(prefix).rstrip("/") for prefix in self._top()["common_prefixes"])
+
+    def loose(self) -> Iterator[str]:
+        yield from (str(item["path"]) for item in self._top()["objects"])
+
+    def _top(self) -> Any:
+        """One listing of the first components."""
         import obstore
 
         with _translated(""):
-            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
-        yield from (str(prefix).rstrip("/") for prefix in found)
+            return obstore.list_with_delimiter(self._store)
 
     def delete(self, key: str) -> None:
         import obstore

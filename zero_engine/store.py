@@ -99,6 +99,9 @@ class Store(Protocol):
     def folders(self) -> Iterator[str]:
         """First components of the keys, each once, in no order."""
 
+    def loose(self) -> Iterator[str]:
+        """Keys in no folder, in no order. Unfinished objects are not listed."""
+
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
 
@@ -205,6 +208,12 @@ class LocalStore:
         if self.root.is_dir():
             with _translated(""):
                 yield from (entry.name for entry in os.scandir(self.root) if entry.is_dir(follow_symlinks=False))
+
+    def loose(self) -> Iterator[str]:
+        if self.root.is_dir():
+            with _translated(""):
+                names = [entry.name for entry in os.scandir(self.root) if not entry.is_dir(follow_symlinks=False)]
+            yield from (name for name in names if not name.startswith(TEMPORARY))
 
     def delete(self, key: str) -> None:
         path = self._path(key)

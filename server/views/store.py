@@ -22,7 +22,7 @@ class OrphanView(View):
         description="job: of a job that is not in the database; save, deletion: cut short; checkpoint: published, "
         "in no row; file: belongs to no checkpoint; missing: a row without its files"
     )
-    job_id: str
+    job_id: str = Field(description="empty: of a file that lies beside the jobs' folders")
     place: str = Field(description="below the job's folder; empty: the whole folder")
     bytes: int
     meaning: str = Field(description="what it is, and what becomes of it")

@@ -61,6 +61,9 @@ class Bucket:
     def folders(self) -> Iterator[str]:
         yield from dict.fromkeys(key.split("/")[0] for key in self.objects)
 
+    def loose(self) -> Iterator[str]:
+        yield from [key for key in self.objects if "/" not in key]
+
     def delete(self, key: str) -> None:
         self.objects.pop(key, None)
 
@@ -133,6 +136,9 @@ class Dying:
 
     def folders(self) -> Iterator[str]:
         return iter(self._around(lambda: list(self.inner.folders())))
+
+    def loose(self) -> Iterator[str]:
+        return iter(self._around(lambda: list(self.inner.loose())))
 
     def delete(self, key: str) -> None:
         self._around(lambda: self.inner.delete(key))

@@ -119,7 +119,7 @@ def test_lists_are_by_folder(store: Store) -> None:
         store.put(key, b"x")
     assert sorted(store.list()) == ["a/1", "a/sub/2", "ab/3", "top"]
     assert sorted(store.list("a/")) == ["a/1", "a/sub/2"]
-    assert sorted(store.folders()) == ["a", "ab"]
+    assert sorted(store.folders()) == ["a", "ab"] and list(store.loose()) == ["top"]
     assert list(store.list("none/")) == []
 
 

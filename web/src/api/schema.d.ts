@@ -3137,7 +3137,10 @@ export interface components {
         OrphanView: {
             /** Bytes */
             bytes: number;
-            /** Job Id */
+            /**
+             * Job Id
+             * @description empty: of a file that lies beside the jobs' folders
+             */
             job_id: string;
             /**
              * Kind

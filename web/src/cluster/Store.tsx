@@ -24,7 +24,7 @@ export function Store() {
               {found.data.items.map((item) => (
                 <tr key={`${item.job_id}/${item.place}`}>
                   <th scope="row">{item.kind}</th>
-                  <td className="mono">{item.job_id}</td>
+                  <td className="mono">{item.job_id || "–"}</td>
                   <td className="mono">{item.place || "–"}</td>
                   <td className="num">{formatBytes(item.bytes)}</td>
                   <td>{item.meaning}</td>
