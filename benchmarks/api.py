@@ -36,7 +36,7 @@ from server.db import Database
 from server.ids import new_id
 from server.migrations import upgrade
 from server.models import Job
-from server.rows import attempts, jobs, series, users
+from server.rows import attempts, jobs, new_jobs, series, users
 from server.rows.attempts import NewAttempt
 from server.rows.series import Owner
 from server.settings import Settings
@@ -85,7 +85,7 @@ async def start_job(database: Database) -> tuple[str, str, str]:
     """A running job of one rank: (job id, attempt id, report token)."""
     job_id, attempt_id, secret = new_id(), new_id(), users.new_secret()
     async with database.write() as tx:
-        await jobs.create(tx, jobs.NewJob(job_id, "admin", parse_spec(SPEC), "", 0, None))
+        await new_jobs.create(tx, new_jobs.NewJob(job_id, "admin", parse_spec(SPEC), "", 0, None))
         await jobs.transition(tx, job_id, Status.STARTING, actor="benchmark", reason="starting")
         token = users.secret_hash(secret)
         await attempts.create(tx, NewAttempt(attempt_id, job_id, 1, 1, 0, 4, "cpu", token))

@@ -17,7 +17,7 @@ from server.controller.checkpoint_files import OpenStore
 from server.db import Database, Tx
 from server.ids import is_id
 from server.job_card import CARD_FILE, CardError, JobCard
-from server.rows import checkpoints, events, jobs
+from server.rows import checkpoints, events, jobs, new_jobs
 from server.settings import Settings
 from workers.contract import CheckpointRecord
 from workers.spec import JobSpec
@@ -86,8 +86,8 @@ def look(store: Store, job_id: str) -> Found | None:
 async def _write(tx: Tx, found: Found) -> bool:
     card = found.card
     fork = None if card.forked_from is None else await _fork(tx, card, card.forked_from)
-    new = jobs.NewJob(card.id, card.owner, found.spec, card.spec_yaml, None, None, card.cloned_from, fork)
-    if not await jobs.recreate(tx, new, card.chunk, card.created_at, found.last_fence, found.step):
+    new = new_jobs.NewJob(card.id, card.owner, found.spec, card.spec_yaml, None, None, card.cloned_from, fork)
+    if not await new_jobs.recreate(tx, new, card.chunk, card.created_at, found.last_fence, found.step):
         return False
     for record in found.checkpoints:
         place = parse_folder(record.folder)
@@ -98,10 +98,10 @@ async def _write(tx: Tx, found: Found) -> bool:
     return True
 
 
-async def _fork(tx: Tx, card: JobCard, forked_from: str) -> jobs.Fork:
+async def _fork(tx: Tx, card: JobCard, forked_from: str) -> new_jobs.Fork:
     """Where it begins: its origin's checkpoint has another id in this database than in the one before."""
     origin = card.origin and await checkpoints.in_folder(tx.connection, card.origin.job, card.origin.folder)
-    return jobs.Fork(origin.id if origin else forked_from, card.fork_step or 0)
+    return new_jobs.Fork(origin.id if origin else forked_from, card.fork_step or 0)
 
 
 async def is_new(database: Database) -> bool:

@@ -19,7 +19,7 @@ from server.controller.retention import ALWAYS_KEPT, Keeping, Kept, removable
 from server.db import Database, Tx
 from server.job_card import CARD_FILE
 from server.models import Attempt, Checkpoint, Job, ReportSeq
-from server.rows import checkpoints, events, jobs, needs
+from server.rows import checkpoints, events, jobs, needs, new_jobs
 from server.settings import Settings
 from server.states import Status
 from workers.contract import CheckpointRecord
@@ -58,7 +58,7 @@ class Storekeeper:
     async def describe(self, job_id: str) -> None:
         """Write the job's card into its store, so that a new database can know the job. Raises StoreError."""
         async with self._database.read() as connection:
-            card = await jobs.card(connection, job_id)
+            card = await new_jobs.card(connection, job_id)
         if card is not None:
             await asyncio.to_thread(self._store(job_id).put, CARD_FILE, card.encode())
 

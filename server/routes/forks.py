@@ -23,7 +23,8 @@ from server.routes.stored import store_answers
 from server.rows import actions, checkpoints, idempotency, jobs, nodes
 from server.rows.checkpoints import USABLE, CheckpointRef
 from server.rows.idempotency import Submission, canonical_hash
-from server.rows.jobs import Fork, JobRecord, NewJob
+from server.rows.jobs import JobRecord
+from server.rows.new_jobs import Fork, NewJob
 from server.settings import Settings
 from server.states import Status
 from server.texts import JobName

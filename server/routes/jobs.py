@@ -14,10 +14,11 @@ from server.ids import new_id
 from server.planning import predict
 from server.routes import spec_body
 from server.routes.state import ERRORS, Db, JobKey, TheSettings
-from server.rows import actions, events, idempotency, job_views, jobs
+from server.rows import actions, events, idempotency, job_views, jobs, new_jobs
 from server.rows.idempotency import Submission, canonical_hash
 from server.rows.job_views import JobQuery, Sort
-from server.rows.jobs import JobRecord, NewJob
+from server.rows.jobs import JobRecord
+from server.rows.new_jobs import NewJob
 from server.states import Status
 from server.texts import JobName
 from server.views import JobPage, JobView
@@ -184,9 +185,9 @@ async def _apply(tx: Tx, job: JobRecord, body: JobPatch, name: str) -> None:
         return
     columns = dict(changed)
     if "name" in changed:
-        columns["name_folded"] = jobs.fold(changed["name"])
+        columns["name_folded"] = new_jobs.fold(changed["name"])
     if "tags" in changed:
-        await jobs.set_tags(tx, job.id, changed["tags"])
+        await new_jobs.set_tags(tx, job.id, changed["tags"])
     await jobs.set_values(tx, job.id, **columns, spec={**job.spec, **changed})
     if "priority" in changed:
         tx.changed("queue")

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from server.db import Database, Tx
 from server.errors import ApiError
 from server.models import IdempotencyKey
-from server.rows import jobs
-from server.rows.jobs import NewJob
+from server.rows import new_jobs
+from server.rows.new_jobs import NewJob
 
 Check = Callable[[Tx], Awaitable[None]]
 
@@ -57,7 +57,7 @@ async def submit(database: Database, submission: Submission) -> Submitted:
     async def work(tx: Tx) -> None:
         if submission.check is not None:
             await submission.check(tx)
-        await jobs.create(tx, submission.job)
+        await new_jobs.create(tx, submission.job)
         if submission.key is not None and not await _claim(tx, submission, submission.key):
             raise _KeyTaken
 

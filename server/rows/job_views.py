@@ -15,7 +15,7 @@ from server.models import Attempt, Job, JobTag
 from server.paging import read_cursor, write_cursor
 from server.rows import attempts
 from server.rows.attempts import reason_view
-from server.rows.jobs import fold
+from server.rows.new_jobs import fold
 from server.rows.numbers import join
 from server.states import LIVE, Action, Desired, Status, allowed_actions
 from server.views import ErrorView, JobListItem, JobPage, JobView

@@ -21,7 +21,7 @@ from server.controller.stage import resolve_stage
 from server.db import Database
 from server.errors import ApiError
 from server.ids import new_id
-from server.rows import actions, attempts, checkpoints, events, jobs, reports
+from server.rows import actions, attempts, checkpoints, events, jobs, new_jobs, reports
 from server.rows.users import Principal
 from server.settings import Settings
 from server.states import Action, Status
@@ -111,7 +111,7 @@ class World:
         )
         job_id = new_id()
         async with self.database.write() as tx:
-            await jobs.create(tx, jobs.NewJob(job_id, ADA.name, spec, "", None, None))
+            await new_jobs.create(tx, new_jobs.NewJob(job_id, ADA.name, spec, "", None, None))
         return job_id
 
     async def act(self, action: Action, job_id: str) -> bool:

@@ -11,7 +11,7 @@ from server.controller.storekeeper import REMOVING
 from server.db import Database
 from server.ids import new_id
 from server.migrations import upgrade
-from server.rows import checkpoints, jobs, readings, series
+from server.rows import checkpoints, jobs, new_jobs, readings, series
 from server.states import Action, Status
 from server.views import CheckpointView
 from tests.counted_calls import CountedCalls
@@ -221,13 +221,14 @@ async def test_a_paused_job_keeps_what_it_needs_under_the_hardest_retention(worl
 
 @in_world()
 async def test_what_nothing_refers_to_is_found_by_kind_and_left_alone(world: World) -> None:
-    """A job that no row knows, an unfinished save, a stray file, a row without files."""
+    """A job that no row knows, an unfinished save, stray files in a job and beside all, a row without files."""
     job = await world.submit(steps=30)
     await world.until_status(job, Status.SUCCEEDED)
     await world.look(2)
     assert await _orphans(world) == []
     root = world.folder / "checkpoints"
     (root / job / "notes.txt").write_text("mine")
+    (root / "list.txt").write_text("mine")
     unfinished = root / job / "step-0000000099-attempt-000001"
     unfinished.mkdir()
     (unfinished / "rank-00000.safetensors").write_bytes(b"x" * 10)
@@ -238,6 +239,7 @@ async def test_what_nothing_refers_to_is_found_by_kind_and_left_alone(world: Wor
         path.unlink()
     found = await _orphans(world)
     assert sorted(found) == [
+        ("file", "list.txt"),
         ("file", "notes.txt"),
         ("job", ""),
         ("missing", gone.folder),
@@ -326,8 +328,8 @@ async def _forked(world: World, origin: checkpoints.CheckpointRef) -> str:
     parent = await world.job(origin.job_id)
     fork = new_id()
     async with world.database.write() as tx:
-        new = jobs.NewJob(
-            fork, ADA.name, parent.job_spec(), "", None, None, parent.id, jobs.Fork(origin.id, origin.step)
+        new = new_jobs.NewJob(
+            fork, ADA.name, parent.job_spec(), "", None, None, parent.id, new_jobs.Fork(origin.id, origin.step)
         )
-        await jobs.create(tx, new)
+        await new_jobs.create(tx, new)
     return fork

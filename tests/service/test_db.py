@@ -23,8 +23,8 @@ from server import migrations
 from server.db import Database, Tx, async_url
 from server.ids import is_id, new_id
 from server.models import Base, Event, Job, Lease
-from server.rows import feed, jobs, leases
-from server.rows.jobs import NewJob
+from server.rows import feed, jobs, leases, new_jobs
+from server.rows.new_jobs import NewJob
 from server.states import EDGES, PREVIOUS, Desired, Status
 from tests.service.conftest import SPEC
 from workers.spec import parse_spec
@@ -50,7 +50,7 @@ def _sync(url: str) -> Any:
 async def _submit(database: Database, **spec: Any) -> str:
     job = NewJob(new_id(), "ada", parse_spec({**SPEC, **spec}), "", None, None)
     async with database.write() as tx:
-        await jobs.create(tx, job)
+        await new_jobs.create(tx, job)
     return job.id
 
 
@@ -128,7 +128,7 @@ async def test_an_exception_takes_everything_back_and_tells_nobody(database: Dat
     database.on_change = database.on_work = lambda: told.append(1)
     with pytest.raises(RuntimeError):
         async with database.write() as tx:
-            await jobs.create(tx, NewJob(new_id(), "ada", parse_spec(SPEC), "", None, None))
+            await new_jobs.create(tx, NewJob(new_id(), "ada", parse_spec(SPEC), "", None, None))
             raise RuntimeError
     async with database.read() as connection:
         assert await connection.scalar(select(func.count()).select_from(Job)) == 0
