@@ -120,12 +120,8 @@ class StoreSaving:
             message = f"step {report.step} was not saved{whose}: {report.problem}"
             self._reporter.event(f"checkpoint.{action}", message, step=report.step)
         elif report.manifest is not None:
-            seconds_by = {
-                "blocked": report.blocked_seconds,
-                "copy": report.copy_seconds,
-                "write": report.write_seconds,
-                "publish": report.publish_seconds,
-            }
+            parts = ("blocked", "copy", "write", "publish")
+            seconds_by = {part: max(0.0, getattr(report, f"{part}_seconds")) for part in parts}  # measured apart
             self._tell(report.manifest, report.total_seconds, seconds_by, eval_loss)
 
     def _say(self, step: int, state: Literal["begun", "ended"]) -> None:
