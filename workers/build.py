@@ -31,20 +31,21 @@ class Start:
     """A model as an engine takes it: built, or on the meta device, where it takes no memory."""
 
     model: nn.Module
-    initial: Values | None = None  # gives first values by name; None: the model's own, or those that rank 0 sends
+    initial: Values | None = None  # gives first values by name; None: the model's own, or those that its node is sent
 
 
-def start_of(spec: JobSpec, data: Data, rank: int) -> Start:
-    """Ours start in shards from their parameters' names; a user's is built by rank 0 alone where weights are sharded.
+def start_of(spec: JobSpec, data: Data, builds: Callable[[], bool]) -> Start:
+    """Ours start in shards from their parameters' names; a user's is built once a node where weights are sharded.
 
-    The same bits as `build_model` gives. Raises EntryError, and whatever the user's code raises.
+    `builds`: whether this rank is the one of its node; collective. The same bits as `build_model` gives. Raises
+    EntryError, and whatever the user's code raises.
     """
     match spec.model:
         case GptModel() | MlpModel():
             with torch.device("meta"):
                 return Start(_bare(spec.model, data), _values_of(spec.model, spec.train.seed))
         case PythonModel() as user:
-            sent = spec.zero.stage == SHARDED_WEIGHTS and rank != 0
+            sent = spec.zero.stage == SHARDED_WEIGHTS and not builds()
             model = _on_meta(user, spec.train.seed) if sent else None
             return Start(build_user_model(user, spec.train.seed) if model is None else model)
 

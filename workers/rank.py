@@ -23,7 +23,7 @@ from workers.reporter import Reporter
 from workers.restoring import Progressed, restore
 from workers.saving import saving_of
 from workers.training import Training
-from zero_engine import Engine
+from zero_engine import Engine, builds_here
 
 FAILED_EXIT = 1
 
@@ -70,7 +70,7 @@ def build_engine(order: LaunchOrder, data: Data) -> Engine:
     spec = order.spec
     stage = spec.zero.stage
     assert stage != "auto", "the stage of an order is a number"
-    start = start_of(spec, data, order.rank)
+    start = start_of(spec, data, builds_here)
     config, optimizer = engine_config(spec, order.chunk, stage), optimizer_of(spec.train.optimizer)
     return Engine(start.model, config, optimizer, device=device_of(order), initial=start.initial)
 

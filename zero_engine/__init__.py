@@ -24,6 +24,7 @@ _PUBLIC = {
     "SGD": "optimizers",
     "StepResult": "engine",
     "ZeroConfig": "config",
+    "builds_here": "group",
     "digest_of": "digest",
     "initialise": "reset",
     "plan_of": "plan",

@@ -2,24 +2,37 @@
 
 built on every rank                      compare a hash per parameter (`broadcast=True`: take rank 0's)
 on the meta device on every rank         every rank makes one unit at a time and keeps its part
-built on some, on the meta device else   the first rank that has it sends one unit at a time
+built on some, on the meta device else   the first rank of each node that has it sends one unit at a time, through the
+                                         node's memory; where a node has none, the first of all sends to everybody
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from zero_engine.comm import Comm
+from zero_engine.comm_shm import connect_node
 from zero_engine.config import ZeroConfig
 from zero_engine.digest import tensor_part
 from zero_engine.errors import DivergedError, ModelError
-from zero_engine.first_values import Built, ByModule, ByName, FirstValues, Initial, Made, Sent, send_buffers
-from zero_engine.group import Membership, require_equal, tell_all
+from zero_engine.first_values import (
+    Built,
+    ByModule,
+    ByName,
+    FirstValues,
+    Initial,
+    Made,
+    Sent,
+    SentOnNode,
+    send_buffers,
+)
+from zero_engine.group import Membership, node_mark, require_equal, tell_all
 from zero_engine.hollow import Hollowed, hollow, is_meta, move_buffers
 from zero_engine.layout import Layout
 
@@ -43,6 +56,7 @@ def place_of(model: nn.Module, member: Membership, wanted: torch.device | str | 
 
 def begin(
     comm: Comm,
+    member: Membership,
     layout: Layout,
     model: nn.Module,
     parameters: Sequence[nn.Parameter],
@@ -55,13 +69,21 @@ def begin(
     Raises DivergedError for ranks with different models or values, ModelError where nothing can give the values.
     """
     empty = is_meta(model)
-    built = _ranks_with_values(comm, layout, model, empty, device)
+    given = _given(comm, layout, model, empty, device)
+    built = [rank for rank, each in enumerate(given) if each.built]
     hollowed = hollow(model, device) if empty else Hollowed({}, ())
     move_buffers(model, device)
     if not built:
         make = ByModule(model, config.seed, hollowed.writes) if initial is None else ByName(model, initial)
         make.fill_buffers(hollowed.buffers)
         return Made(comm, layout, make, device)
+    sources = {each.node: rank for rank, each in reversed([*enumerate(given)]) if each.built}
+    if len(built) < comm.ranks and len(sources) > 1 and not config.broadcast and all(e.node in sources for e in given):
+        nodes = [each.node for each in given]
+        node = connect_node(member.group, comm.rank, nodes)
+        node.ledger, source = comm.ledger, nodes[: sources[nodes[comm.rank]]].count(nodes[comm.rank])
+        send_buffers(node, model, source)
+        return SentOnNode(comm, Sent(node, layout, source, parameters, torch.device("cpu")), device)
     if len(built) < comm.ranks:
         send_buffers(comm, model, built[0])
     if len(built) < comm.ranks or (config.broadcast and comm.ranks > 1):
@@ -72,11 +94,19 @@ def begin(
     return Built(parameters)
 
 
-def _ranks_with_values(comm: Comm, layout: Layout, model: nn.Module, empty: bool, device: torch.device) -> list[int]:
-    """The ranks whose model was built. Raises DivergedError when the models are not the same."""
+@dataclass(frozen=True)
+class _Given:
+    """What one rank was given."""
+
+    built: bool  # else on the meta device
+    node: int
+
+
+def _given(comm: Comm, layout: Layout, model: nn.Module, empty: bool, device: torch.device) -> list[_Given]:
+    """By rank. Raises DivergedError when the models are not the same."""
     buffers = [(name, tuple(buffer.shape), str(buffer.dtype)) for name, buffer in model.named_buffers()]
     mark = int(hashlib.sha256(f"{layout.fingerprint} {buffers}".encode()).hexdigest()[:12], 16)
-    rows = tell_all(comm, torch.tensor([mark, int(empty)], dtype=torch.int64, device=device))
+    rows = tell_all(comm, torch.tensor([mark, int(empty), node_mark()], dtype=torch.int64, device=device))
     if any(row[0] != rows[0][0] for row in rows):
         raise DivergedError("the ranks built different models: names, shapes, dtypes, groups, units or buffers differ")
-    return [rank for rank, row in enumerate(rows) if not row[1]]
+    return [_Given(not row[1], int(row[2])) for row in rows]

@@ -266,28 +266,48 @@ class _Look:
 
 def connect(group: dist.ProcessGroup | None, rank: int, ranks: int) -> SharedComm | None:
     """Shared memory between the ranks of `group`, or None on every rank when they do not share one kernel and user."""
+    listener, cards = _introduced(group, ranks)
+    if len({place for place, _ in cards}) > 1:
+        listener.close()
+        return None
+    return _between(listener, [address for _, address in cards], rank)
+
+
+def connect_node(group: dist.ProcessGroup | None, rank: int, nodes: Sequence[int]) -> SharedComm:
+    """Shared memory between the ranks of `group` that stand on this rank's node, numbered from 0; all of the group call
+    it. `nodes`: of every rank.
+    """
+    listener, cards = _introduced(group, len(nodes))
+    members = [peer for peer, node in enumerate(nodes) if node == nodes[rank]]
+    return _between(listener, [cards[peer][1] for peer in members], members.index(rank))
+
+
+def _introduced(group: dist.ProcessGroup | None, ranks: int) -> tuple[socket.socket, list[Any]]:
+    """A socket that listens, and (place, address) of every rank's."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0shardyard-" + os.urandom(16).hex())
     listener.listen(ranks)
     cards: list[Any] = [None] * ranks
     dist.all_gather_object(cards, (place(), listener.getsockname()), group=group)
-    if len({place for place, _ in cards}) > 1:
-        listener.close()
-        return None
+    return listener, cards
+
+
+def _between(listener: socket.socket, addresses: Sequence[Any], rank: int) -> SharedComm:
+    """Rank number `rank` of those that listen at `addresses`."""
     peers = dict[int, socket.socket]()
     for peer in range(rank):
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stream.connect(cards[peer][1])
+        stream.connect(addresses[peer])
         stream.send(rank.to_bytes(4, "little"))
         peers[peer] = stream
-    while len(peers) < ranks - 1:
+    while len(peers) < len(addresses) - 1:
         stream, _ = listener.accept()
         if _user_of(stream) == os.getuid():
             peers[int.from_bytes(stream.recv(4), "little")] = stream
         else:
             stream.close()
     listener.close()
-    return SharedComm(rank, ranks, Sockets(dict(sorted(peers.items()))))
+    return SharedComm(rank, len(addresses), Sockets(dict(sorted(peers.items()))))
 
 
 def place() -> tuple[str, int, int]:

@@ -101,7 +101,7 @@ class Engine(Persistent):
         self.parameters = tuple(model.get_parameter(entry.spec.name) for entry in self.layout.canonical_entries)
         self.comm = comm_between(member, self.device, self.config)
         with self.comm.ledger.on("construction"):
-            first = begin(self.comm, self.layout, model, self.parameters, self.config, self.device, initial)
+            first = begin(self.comm, member, self.layout, model, self.parameters, self.config, self.device, initial)
             self._build(first)
             first.finish()
             self._agreement = Agreement(self.comm, self.device)

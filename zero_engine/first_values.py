@@ -132,7 +132,7 @@ class Sent:
     def __init__(
         self, comm: Comm, layout: Layout, source: int, parameters: Sequence[nn.Parameter], device: torch.device
     ) -> None:
-        self._comm, self._layout, self._source, self._parameters = comm, layout, source, parameters
+        self.comm, self.layout, self._source, self._parameters = comm, layout, source, parameters
         largest = max(_places(layout.entries_of(unit.index))[1] for unit in layout.units)
         self._buffer = comm.allocate("first values", [largest if r == source else 0 for r in range(comm.ranks)])
         self._mine = self._buffer.local
@@ -140,16 +140,16 @@ class Sent:
             self._mine = torch.empty(largest, dtype=torch.uint8, device=device)
 
     def of(self, unit: int) -> ValueOf:
-        entries = self._layout.entries_of(unit)
+        entries = self.layout.entries_of(unit)
         starts, size = _places(entries)
-        self._comm.reclaim(self._buffer)
-        if self._comm.rank == self._source:
+        self.comm.reclaim(self._buffer)
+        if self.comm.rank == self._source:
             for entry in entries:
                 self._view(entry, starts).copy_(self._parameters[entry.ordinal].detach())
-        self._comm.publish(self._buffer, f"first values of unit {unit}")
-        parts = tuple(Range(0, size if rank == self._source else 0) for rank in range(self._comm.ranks))
-        self._comm.gather(self._buffer, Gather(parts, parts, f"first values of unit {unit}"), self._mine, "broadcast")
-        self._comm.release(self._buffer)
+        self.comm.publish(self._buffer, f"first values of unit {unit}")
+        parts = tuple(Range(0, size if rank == self._source else 0) for rank in range(self.comm.ranks))
+        self.comm.gather(self._buffer, Gather(parts, parts, f"first values of unit {unit}"), self._mine, "broadcast")
+        self.comm.release(self._buffer)
         return lambda entry: self._view(entry, starts)
 
     def _view(self, entry: Entry, starts: Mapping[int, int]) -> Tensor:
@@ -158,7 +158,28 @@ class Sent:
 
     def finish(self) -> None:
         """The memory that was sent from is free again."""
-        self._comm.reclaim(self._buffer)
+        self.comm.reclaim(self._buffer)
+
+
+class SentOnNode:
+    """One rank of each node has the values and sends them through its node's memory; all compare what they got."""
+
+    def __init__(self, comm: Comm, sent: Sent, device: torch.device) -> None:
+        self._comm, self._sent, self._device = comm, sent, device
+        self._parts: dict[int, int] = {}
+
+    def of(self, unit: int) -> ValueOf:
+        value_of = self._sent.of(unit)
+        for entry in self._sent.layout.entries_of(unit):
+            self._parts[entry.ordinal] = tensor_part("initial", entry.ordinal, 0, value_of(entry).reshape(-1))
+        return value_of
+
+    def finish(self) -> None:
+        """Raises DivergedError naming the first parameter that two nodes built differently."""
+        self._sent.finish()
+        self._sent.comm.close()
+        parts = [self._parts[entry.ordinal] for entry in self._sent.layout.canonical_entries]
+        require_equal(self._comm, self._sent.layout, parts, self._device)
 
 
 def send_buffers(comm: Comm, model: nn.Module, source: int) -> None:

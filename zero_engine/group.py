@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +64,23 @@ def _messages(member: Membership, device: torch.device) -> GroupComm:
     interface = "lo" if len(set(places)) == 1 else None
     wire = GlooWire(store, member.rank, member.ranks, interface)
     return GroupComm(wire, member.rank, member.ranks, device, Bell(store))
+
+
+def node_mark() -> int:
+    """A number that the ranks of one machine have in common."""
+    return int(hashlib.sha256(repr(comm_shm.place()).encode()).hexdigest()[:12], 16)
+
+
+def builds_here(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether this rank is the first of its machine: the one to build, on the CPU, a model that cannot be made in
+    parts, while the others build it on the meta device. A collective call.
+    """
+    member = membership_of(group)
+    if member.ranks == 1:
+        return True
+    marks: list[Any] = [None] * member.ranks
+    dist.all_gather_object(marks, node_mark(), group=group)
+    return marks.index(marks[member.rank]) == member.rank
 
 
 def require_equal(comm: Comm, layout: Layout, parts: Sequence[int], device: torch.device) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ from workers.models.gpt import Gpt
 from workers.models.initial import gpt_values
 from workers.planner import engine_config
 from workers.spec import load_spec
-from zero_engine import SGD, Engine, ZeroConfig, initialise
+from zero_engine import SGD, Engine, ZeroConfig, beginning, builds_here, group, initialise
 from zero_engine.arenas import Arenas
-from zero_engine.errors import EngineError, ModelError
+from zero_engine.errors import DivergedError, EngineError, ModelError
 
 NUMBERS = {"micro_batches": 6, "chunk": 2, "gradient_clipping": 0.5}
 GPT = {"vocabulary": VOCABULARY, "layers": 3, "hidden": 16, "heads": 2, "context": 8, "dropout": 0.1, "tied": True}
@@ -182,7 +183,7 @@ def _digest_of_job(rank: Rank, text: str, whole: bool) -> tuple[str, str, bool]:
     data = TokenBatches(row, row, vocabulary=300, context=8, shape=shape, content_hash="0")
     stage = spec.zero.stage
     assert stage != "auto"
-    start = Start(build_model(spec, data)) if whole else start_of(spec, data, rank.rank)
+    start = Start(build_model(spec, data)) if whole else start_of(spec, data, lambda: rank.rank == 0)
     empty = next(start.model.parameters()).is_meta
     config, optimizer = engine_config(spec, spec.chunk, stage), optimizer_of(spec.train.optimizer)
     engine = Engine(start.model, config, optimizer, rank.group, initial=start.initial)
@@ -233,6 +234,34 @@ def test_one_rank_builds_and_the_others_are_sent_their_shards(pool: Pool, stage:
         wanted = pool.run(ranks, _sent_digest, config, None)
         assert pool.run(ranks, _sent_digest, config, who_builds) == wanted
         assert len({digest for digest, *_ in wanted}) == 1
+
+
+def _on_two_nodes(rank: Rank, config: ZeroConfig, differ: bool) -> tuple[str, bool] | str:
+    """Ranks 0 and 1 on one machine, 2 and 3 on another, as far as beginning goes; the first of each builds."""
+    marks = [patch.object(module, "node_mark", lambda: rank.rank // 2) for module in (group, beginning)]
+    with marks[0], marks[1]:
+        builds = builds_here(rank.group)
+        model = built(Rotary) if builds else on_meta(Rotary)
+        if differ and rank.rank == 2:
+            model.get_parameter("layers.1.weight").data[0, 0] += 1
+        try:
+            engine = Engine(model, config, adamw(), rank.group)
+        except DivergedError as error:
+            return str(error)
+    digest = engine.digest()
+    train(engine, 1)
+    engine.close()
+    return digest, builds
+
+
+def test_a_model_that_cannot_be_made_in_parts_is_built_once_a_node(pool: Pool) -> None:
+    """Property: the first rank of each machine builds and sends through its memory; two that differ are an error."""
+    config = ZeroConfig(3, **NUMBERS)
+    wanted = pool.run(4, _sent_digest, config, (0,))[0][0]
+    found = pool.run(4, _on_two_nodes, config, False)
+    assert found == [(wanted, True), (wanted, False), (wanted, True), (wanted, False)]
+    for text in pool.run(4, _on_two_nodes, config, True):
+        assert "'layers.1.weight' differs between rank 0 and rank 2" in text
 
 
 class Forgetful(nn.Module):
