@@ -257,18 +257,21 @@ def _stage(
         paper_traffic_bytes=paper_traffic_bytes(plan.padded_parameters, plan.stage, plan.ranks, config.precision),
         saving=1 - plan.largest_memory / first.largest_memory,
         communication_seconds=None if link_gbps is None else plan.largest_traffic * 8 / (link_gbps * 1e9),
-        step_seconds=_step_seconds(plan, where.rates, estimate),
+        step_seconds=_step_seconds(plan, config.precision, where.rates, estimate),
     )
 
 
-def _step_seconds(plan: Plan, rates: Calibration | None, estimate: Estimate) -> StepSeconds | None:
+def _step_seconds(plan: Plan, precision: str, rates: Calibration | None, estimate: Estimate) -> StepSeconds | None:
     """None without a calibration of the machine, or for a model that was not passed through."""
     if rates is None or estimate.flops is None:
         return None
+    pieces = sum(len(round.folds) for round in plan.schedule.rounds)
     work = Work(
         micro_batches=max(len(plan.schedule.work(rank)) for rank in range(plan.ranks)),
         flops=estimate.flops,
         activation_bytes=estimate.activation_bytes or 0,
+        gradient_bytes=plan.padded_parameters * (4 if precision == "fp32" else 2),
+        folded_elements=plan.padded_parameters * (pieces // plan.ranks + 2) // plan.ranks,  # each rank folds its part
         sent_bytes=plan.largest_traffic,
         updated_elements=plan.updated_elements,
         moments=NUM_MOMENTS,

@@ -1,8 +1,9 @@
 """How long a step should take: operations, bytes and a machine's measured rates. Torch-free.
 
-    compute    a rank's micro-batches of the step x (operations / matmul rate + activation bytes moved / memory rate)
+    compute    a rank's micro-batches of the step x (operations / matmul rate + bytes of activations and gradients that
+               move / memory rate)
     exchange   payload bytes that the busiest rank sends / exchange rate
-    update     bytes that the optimizer reads and writes on a rank / memory rate
+    update     bytes that the fold, the norm and the optimizer read and write on a rank / memory rate
     total      their sum, times ranks / cores where ranks share cores
 
 The rates come from a calibration of about ten seconds (`workers/calibrate.py`), kept per machine, torch build and
@@ -24,9 +25,10 @@ from workers.spec import GptModel
 
 Device = Literal["cpu", "cuda"]
 ACTIVATION_PASSES = 4  # written in forward, read and its gradient written and read in backward
+GRADIENT_PASSES = 3  # each leaf is read; its buffer written, or read and written
 BASIS = (
-    "Matrix products at the calibrated rate, activations and optimizer states at memory bandwidth, payload at the "
-    "exchange rate, without overlap; small kernels, data and evaluation are not counted."
+    "Matrix products at the calibrated rate, activations, gradients and optimizer states at memory bandwidth, payload "
+    "at the exchange rate, without overlap; small kernels, data and evaluation are not counted."
 )
 
 
@@ -64,6 +66,8 @@ class Work(BaseModel):
     micro_batches: int
     flops: int  # of one micro-batch
     activation_bytes: int
+    gradient_bytes: int  # of all trained parameters, in the dtype of a leaf
+    folded_elements: int  # read by the fold and the norm: own pieces and their sums
     sent_bytes: int
     updated_elements: int
     moments: int
@@ -72,10 +76,10 @@ class Work(BaseModel):
 
 def predict(work: Work, rates: Calibration) -> StepSeconds:
     """Seconds of a step."""
-    passes = ACTIVATION_PASSES * work.activation_bytes / rates.memory_bytes
-    compute = work.micro_batches * (work.flops / rates.matmul_flops + passes)
+    moved = ACTIVATION_PASSES * work.activation_bytes + GRADIENT_PASSES * work.gradient_bytes
+    compute = work.micro_batches * (work.flops / rates.matmul_flops + moved / rates.memory_bytes)
     exchange = work.sent_bytes / rates.exchange_bytes
-    update = update_bytes(work.updated_elements, work.moments) / rates.memory_bytes
+    update = (update_bytes(work.updated_elements, work.moments) + 4 * work.folded_elements) / rates.memory_bytes
     sharing = max(1.0, work.ranks * rates.threads / rates.cores) if rates.device == "cpu" else 1.0
     parts = [sharing * each for each in (compute, exchange, update)]
     return StepSeconds(compute=parts[0], exchange=parts[1], update=parts[2], total=sum(parts))

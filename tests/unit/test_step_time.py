@@ -53,12 +53,12 @@ def test_operations_from_shapes_are_those_of_the_pass(policy: str) -> None:
 def test_a_step_is_compute_and_exchange_and_update() -> None:
     """Property: each part is its amount over its rate; ranks that share cores take turns."""
     work = Work(
-        micro_batches=2, flops=10**9, activation_bytes=25 * 10**6, sent_bytes=10**7, updated_elements=10**6, moments=2,
-        ranks=2,
+        micro_batches=2, flops=10**9, activation_bytes=10**7, gradient_bytes=2 * 10**7, folded_elements=10**6,
+        sent_bytes=10**7, updated_elements=10**6, moments=2, ranks=2,
     )  # fmt: skip
     found = predict(work, RATES)
     assert found.compute == pytest.approx(2 * (1 + 1)) and found.exchange == pytest.approx(1)
-    assert found.update == pytest.approx(update_bytes(10**6, 2) / 1e8) == pytest.approx(0.28)
+    assert found.update == pytest.approx((update_bytes(10**6, 2) + 4 * 10**6) / 1e8) == pytest.approx(0.32)
     assert found.total == pytest.approx(found.compute + found.exchange + found.update)
     crowded = predict(work.model_copy(update={"ranks": 6}), RATES)
     assert crowded.total == pytest.approx(3 * found.total)
