@@ -5,7 +5,7 @@ import { Link } from "@tanstack/react-router";
 import { messageOf, type Node, type QueueItem } from "../api/client";
 import { nodesQuery, queueQuery } from "../api/queries";
 import { useNow } from "../ui/clock";
-import { formatAge, formatBytes, formatCount, formatTime } from "../ui/format";
+import { formatAge, formatAgo, formatBytes, formatCount, formatTime } from "../ui/format";
 import { Reason } from "../ui/Reason";
 import { Bones, Command, Notice, Panel } from "../ui/pieces";
 import { Store } from "./Store";
@@ -59,7 +59,7 @@ function NodeCard({ node }: { node: Node }) {
         <h2 className="mono">{node.address}</h2>
         <span className="quiet">{node.device === "cuda" ? "GPU" : "CPU"} · {formatBytes(node.memory_bytes)} memory · {formatBytes(node.device_memory_bytes)} a slot</span>
         <span className="push">
-          {node.alive ? <span className="quiet">{node.free_slots} of {node.slots} free</span> : <span className="badge bad" title={formatTime(node.seen_at, now)}>gone, last seen {formatAge(node.seen_at, now)} ago</span>}
+          {node.alive ? <span className="quiet">{node.free_slots} of {node.slots} free</span> : <span className="badge bad" title={formatTime(node.seen_at, now)}>gone, last seen {formatAgo(node.seen_at, now)}</span>}
         </span>
       </header>
       <ol className="slots" aria-label={`${node.slots} slots`}>

@@ -6,7 +6,7 @@ import { useState } from "react";
 import { api, body, messageOf, type Checkpoint, type Job } from "../api/client";
 import { checkpointQuery, checkpointsQuery } from "../api/queries";
 import { useNow } from "../ui/clock";
-import { formatAge, formatBytes, formatCount, formatDuration, formatNumber, formatTime } from "../ui/format";
+import { formatAgo, formatBytes, formatCount, formatDuration, formatNumber, formatTime } from "../ui/format";
 import { Bones, Notice, Panel } from "../ui/pieces";
 import { tell } from "../ui/toasts";
 import { ForkDialog } from "./ForkDialog";
@@ -70,8 +70,8 @@ function Row({ job, checkpoint, onResume, onFork }: { job: Job; checkpoint: Chec
           <span>{checkpoint.ranks} × stage {checkpoint.stage}</span>
           <span>{formatBytes(checkpoint.bytes)}</span>
           {checkpoint.eval_loss !== null && <span>validation loss {formatNumber(checkpoint.eval_loss)}</span>}
-          <span className="quiet" title={formatTime(checkpoint.created_at, now)}>{formatAge(checkpoint.created_at, now)} ago, in {formatDuration(checkpoint.seconds)}</span>
-          {checkpoint.verified_at && <span className="quiet" title={formatTime(checkpoint.verified_at, now)}>read back {formatAge(checkpoint.verified_at, now)} ago</span>}
+          <span className="quiet" title={formatTime(checkpoint.created_at, now)}>{formatAgo(checkpoint.created_at, now)}, in {formatDuration(checkpoint.seconds)}</span>
+          {checkpoint.verified_at && <span className="quiet" title={formatTime(checkpoint.verified_at, now)}>read back {formatAgo(checkpoint.verified_at, now)}</span>}
         </p>
         {checkpoint.problem && <p style={{ color: "var(--bad)" }}><bdi>{checkpoint.problem}</bdi></p>}
         <p className="quiet">digest <span className="mono">{checkpoint.digest}</span> · <span className="mono">{checkpoint.folder}</span></p>

@@ -6,7 +6,7 @@ import type { Job } from "../api/client";
 import { checkpointsQuery, explainQuery } from "../api/queries";
 import { plain } from "../ui/ansi";
 import { useNow } from "../ui/clock";
-import { formatAge, formatCount, formatDuration, formatNumber, formatShort, formatTime, secondsBetween, shortId, toNumber } from "../ui/format";
+import { formatAgo, formatCount, formatDuration, formatNumber, formatShort, formatTime, secondsBetween, shortId, toNumber } from "../ui/format";
 import { Notice } from "../ui/pieces";
 import { Reason } from "../ui/Reason";
 import { State, toneOf } from "../ui/State";
@@ -54,7 +54,7 @@ function Because({ job }: { job: Job }) {
       {job.reason && job.reason.code !== job.status && <Reason text={job.reason.sentence} />}
       {phase && <span className="quiet">{phase}</span>}
       {job.attempt > 1 && <span className="badge">attempt {job.attempt}</span>}
-      {silence !== null && silence > UNREACHABLE_SECONDS && <span className="badge warn">unreachable: last heard {formatAge(job.last_report_at, now)} ago</span>}
+      {silence !== null && silence > UNREACHABLE_SECONDS && <span className="badge warn">unreachable: last heard {formatAgo(job.last_report_at, now)}</span>}
     </>
   );
 }

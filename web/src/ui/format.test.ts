@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { formatAge, formatBytes, formatDuration, formatNumber, formatShort, toNumber } from "./format";
+import { formatAge, formatAgo, formatBytes, formatDuration, formatNumber, formatShort, toNumber } from "./format";
 
 describe("numbers", () => {
   it("reads the words JSON carries for non-finite values and writes them as such", () => {
@@ -25,6 +25,8 @@ describe("times", () => {
   });
 
   it("never shows a negative age when clocks differ", () => {
-    expect(formatAge("2026-01-01T00:00:10Z", Date.parse("2026-01-01T00:00:00Z"))).toBe("now");
+    const now = Date.parse("2026-01-01T00:00:00Z");
+    expect(formatAge("2026-01-01T00:00:10Z", now)).toBe("now");
+    expect([formatAgo("2026-01-01T00:00:10Z", now), formatAgo("2025-12-31T23:58:00Z", now)]).toEqual(["just now", "2 min ago"]);
   });
 });

@@ -83,6 +83,12 @@ export function formatAge(from: string | null | undefined, now: number): string 
   return "–";
 }
 
+/** The same within a sentence. */
+export function formatAgo(from: string | null | undefined, now: number): string {
+  const age = formatAge(from, now);
+  return age === "now" ? "just now" : `${age} ago`;
+}
+
 /** Local wall time with seconds; the date too when it is not today's. */
 export function formatTime(at: string | null | undefined, now: number = Date.now()): string {
   if (!at) return "–";
