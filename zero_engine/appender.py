@@ -105,6 +105,6 @@ class Appender:
 def _huge_pages(num_bytes: int) -> memoryview:
     """Private memory, in huge pages where the kernel has them."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
