@@ -22,7 +22,7 @@ _PUBLIC = {
     "Lion": "optimizers",
     "ParameterSpec": "layout",
     "SGD": "optimizers",
-    "StepResult": "engine",
+    "StepResult": "step_result",
     "ZeroConfig": "config",
     "builds_here": "group",
     "digest_of": "digest",

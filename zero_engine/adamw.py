@@ -33,6 +33,18 @@ class Optimizer(Protocol):
         """The update and the learning rate of each group."""
 
 
+def learning_rates(optimizer: Optimizer, lr: float | Sequence[float] | None) -> list[float]:
+    """The rate of each group: one number for all, one each (the last group's may be left out), or None for its own."""
+    own = [each for _, each in optimizer.updates()]
+    if lr is None:
+        return own
+    if not isinstance(lr, Sequence):
+        return [float(lr)] * len(own)
+    if len(lr) not in (len(own), len(own) - 1):
+        raise ConfigError(f"lr has {len(lr)} numbers for {len(own) - 1} optimizer groups; give one per group")
+    return [*map(float, lr), *own[len(lr) :]]
+
+
 Members = Callable[[str, nn.Parameter], bool] | Iterable[nn.Parameter | str]
 
 

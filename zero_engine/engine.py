@@ -14,7 +14,6 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from threading import Timer
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zero_engine.activations import Activations
-from zero_engine.adamw import AdamW, Optimizer
+from zero_engine.adamw import AdamW, Optimizer, learning_rates
 from zero_engine.agree import Agreement
 from zero_engine.arenas import Arenas
 from zero_engine.beginning import begin, place_of
@@ -32,7 +31,7 @@ from zero_engine.buffers import BufferWatch
 from zero_engine.clip import clip_factor, norm_of
 from zero_engine.comm import LedgerReport
 from zero_engine.config import ZeroConfig
-from zero_engine.errors import ConfigError, NonFiniteError, PeerError, UsageError
+from zero_engine.errors import NonFiniteError, PeerError, UsageError
 from zero_engine.first_values import Built, FirstValues, Initial
 from zero_engine.flat import layout_of
 from zero_engine.group import comm_between, membership_of
@@ -46,6 +45,7 @@ from zero_engine.pieces import Pieces
 from zero_engine.plan import Blueprint, Plan
 from zero_engine.precision import InputCast
 from zero_engine.stages import STRATEGIES
+from zero_engine.step_result import ACTIVATIONS, StepResult
 from zero_engine.strategy import Setting, Task, Totals
 from zero_engine.trace import PhaseClock, write_trace
 from zero_engine.weight_watch import WeightWatch
@@ -56,23 +56,7 @@ if TYPE_CHECKING:  # checkpoint files load xxhash, which a plain training run ca
     from zero_engine.self_test import LossOf
 
 
-ACTIVATIONS = "activations"  # the category of what is not the engine's
 FAREWELL_SECONDS = 1.0  # between leaving a loop over micro-batches and the end of the waiting ranks
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step found; the same on every rank, except seconds and bytes."""
-
-    loss: float  # mean over the step's micro-batches, weighted where weights were given
-    grad_norm: float  # of the mean gradient, before clipping
-    skipped: bool  # a loss or gradient was not finite: nothing was updated
-    flag: int  # the largest flag that any rank gave
-    seconds: dict[str, float]  # this rank's time by phase: forward, backward, reduce, update, gather
-    bytes: dict[str, int]  # this rank's payload bytes by "collective/purpose"
-    problem: str = ""  # what was not finite: the step, and the micro-batch or the parameter
-    hidden_seconds: float = 0.0  # messages were on their way for so long while this rank computed; not in `seconds`
-    memory: dict[str, dict[str, int]] = field(default_factory=dict)  # bytes by phase and category; see `watch_memory`
 
 
 class Engine(Persistent):
@@ -283,7 +267,7 @@ class Engine(Persistent):
         `lr`: one number, one per optimizer group, or None for the optimizer's own. `flag`: a small integer; every rank
         gets the largest.
         """
-        lrs = self._learning_rates(lr)
+        lrs = learning_rates(self.optimizer, lr)
         if self._tasks is None or self._task is not None or next(self._tasks, None) is not None:
             raise UsageError("step needs a backward for every number that engine.micro_batches() gives")
         with self._watched():
@@ -350,16 +334,6 @@ class Engine(Persistent):
             sum(self._last_ledger.hidden.values()),
             {phase: {**owned, ACTIVATIONS: count} for phase, count in self._clock.watched().items()},
         )
-
-    def _learning_rates(self, lr: float | Sequence[float] | None) -> list[float]:
-        own = [each for _, each in self.optimizer.updates()]
-        if lr is None:
-            return own
-        if not isinstance(lr, Sequence):
-            return [float(lr)] * len(own)
-        if len(lr) not in (len(own), len(own) - 1):
-            raise ConfigError(f"lr has {len(lr)} numbers for {len(own) - 1} optimizer groups; give one per group")
-        return [*map(float, lr), *own[len(lr) :]]
 
     @classmethod
     def load(

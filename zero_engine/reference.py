@@ -18,11 +18,11 @@ from zero_engine.buckets import leaf_dtype
 from zero_engine.clip import block_sums, clip_factor, norm_of
 from zero_engine.config import ZeroConfig
 from zero_engine.digest import digest_of
-from zero_engine.engine import StepResult
 from zero_engine.flat import layout_of
 from zero_engine.layout import ALIGNMENT, Entry
 from zero_engine.loss_scale import loss_scale_of
 from zero_engine.precision import InputCast
+from zero_engine.step_result import StepResult
 from zero_engine.trace import PHASES
 
 
