@@ -11,6 +11,7 @@ from workers.object_store import open_store
 from workers.reporter import Reporter
 from zero_engine import Engine
 from zero_engine.checkpoint import NoneUsable, Refused
+from zero_engine.store import Store, StoreError
 
 SKIPPED = "skipped_steps"  # in a checkpoint's progress
 
@@ -36,16 +37,16 @@ def restore(order: LaunchOrder, resume: ResumeFrom, engine: Engine, data: Data, 
 
     Raises RestoreError when no checkpoint can be used, OtherDataError when the one that loads belongs to other data.
     """
+    store = open_store(resume.store_url or order.store_url)
     try:
-        loaded = engine.restore(open_store(resume.store_url or order.store_url), folder=resume.checkpoint)
+        loaded = engine.restore(store, folder=resume.checkpoint)
     except NoneUsable as error:
         if order.rank == 0:
-            seen = any(refused.fault != "missing" for refused in error.refused)
-            _tell_refused(error.refused, reporter, store_was_seen=seen)
+            _tell_refused(error.refused, reporter, store_is_there=_is_there(store))
         raise RestoreError(str(error)) from error
     manifest = loaded.manifest
     if order.rank == 0:
-        _tell_refused(loaded.refused, reporter, store_was_seen=True)
+        _tell_refused(loaded.refused, reporter, store_is_there=True)
         if loaded.refused:
             message = f"{manifest.folder} was used in place of {resume.checkpoint}"
             reporter.event("checkpoint.fallback", message, folder=manifest.folder, step=manifest.step)
@@ -61,9 +62,17 @@ def restore(order: LaunchOrder, resume: ResumeFrom, engine: Engine, data: Data, 
     return Progressed(manifest.step, int(manifest.progress.extra.get(SKIPPED, 0)))
 
 
-def _tell_refused(refused: Sequence[Refused], reporter: Reporter, *, store_was_seen: bool) -> None:
-    """An event for each. Damaged is what was read and found wrong, or is gone from a store in which others are."""
+def _is_there(store: Store) -> bool:
+    """Whether anything of the job is in sight, if only its card: a disk that is not mounted looks empty."""
+    try:
+        return next(iter(store.list()), None) is not None
+    except StoreError:
+        return False
+
+
+def _tell_refused(refused: Sequence[Refused], reporter: Reporter, *, store_is_there: bool) -> None:
+    """An event for each. Damaged is what was read and found wrong, or is gone from a store that is there."""
     for each in refused:
-        damaged = each.fault == "damaged" or (each.fault == "missing" and store_was_seen)
+        damaged = each.fault == "damaged" or (each.fault == "missing" and store_is_there)
         message = f"{each.folder} cannot be used: {each.reason}"
         reporter.event("checkpoint.refused", message, folder=each.folder, damaged=damaged)

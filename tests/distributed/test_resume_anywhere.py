@@ -189,9 +189,11 @@ def refused(rank: Rank, root: str, start: str) -> dict[str, bool]:
 def test_what_was_read_and_found_wrong_is_damaged_and_what_is_out_of_sight_is_not(
     pool: Pool, memory_path: Path
 ) -> None:
-    """A store where nothing is may be a disk that is not mounted; where others are, one that is missing is gone."""
+    """A store where nothing is may be a disk that is not mounted; where anything is, one that is missing is gone."""
     torn, gone = "step-0000000001-attempt-000001", "step-0000000002-attempt-000001"
     assert pool.run(2, refused, str(memory_path / "empty"), gone) == [{gone: False}, {}]
+    LocalStore(memory_path / "card" / "store").put("job.json", b"{}")
+    assert pool.run(2, refused, str(memory_path / "card"), gone) == [{gone: True}, {}]
     store = LocalStore(memory_path / "torn" / "store")
     store.put(f"{torn}/manifest.json", b"{")
     assert pool.run(2, refused, str(memory_path / "torn"), gone) == [{gone: True, torn: True}, {}]
