@@ -121,8 +121,8 @@ class GlooWire:
         return _LANES * number + (source > target)
 
     def arrived(self, request: int) -> None:
-        self._open.pop(request).arrived = True
         pairs = self._connected()
+        self._open.pop(request).arrived = True
         self._thanks.append(
             [pairs.send([self._byte], peer, self._tag(peer, self._rank, request)) for peer in self._others]
         )

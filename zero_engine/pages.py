@@ -16,7 +16,7 @@ LARGE = 2 << 20  # bytes of a large page, and the least that is worth one
 
 
 def host_memory(num_bytes: int) -> Tensor:
-    """1-D uint8, zero."""
+    """1-D uint8, zero, and there: memory that cannot be had is missed now, not in a step."""
     if num_bytes < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(num_bytes, dtype=torch.uint8)
     region = mmap.mmap(-1, num_bytes + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -24,4 +24,4 @@ def host_memory(num_bytes: int) -> Tensor:
         region.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(region, dtype=torch.uint8)
     start = -whole.data_ptr() % LARGE
-    return whole[start : start + num_bytes]
+    return whole[start : start + num_bytes].zero_()
