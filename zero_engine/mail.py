@@ -1,6 +1,6 @@
 """The norm exchange: one small message per rank and step, so that every rank knows the same numbers.
 
-    | flag | losses of V, weights of V | touched parameters, one bit each | own block sums |
+| flag | losses of V, weights of V | touched parameters, one bit each | own block sums |
 """
 
 from __future__ import annotations
