@@ -234,20 +234,23 @@ class _Start:
 
 
 def _start(asked: Asked, spec: JobSpec) -> _Start:
-    """Where the run begins: a resume keeps the chunk of the checkpoint. Raises BadInputError."""
+    """Where the run begins: a resume keeps the chunk of the checkpoint. Removes what ended runs left half saved.
+
+    Raises BadInputError.
+    """
     if asked.checkpoints is None:
         return _Start(1, spec.chunk, None)
-    from zero_engine.catalog import list_checkpoints, next_fence, read_manifest
-    from zero_engine.store import LocalStore
+    from zero_engine.catalog import delete, list_checkpoints, next_fence, read_manifest, unfinished
+    from zero_engine.store import LocalStore, StoreError
 
     store = LocalStore(asked.checkpoints)
-    known = list_checkpoints(store)
+    known, fence = list_checkpoints(store), next_fence(store)
     if not asked.resume:
         if known:
             raise BadInputError(
                 f"{asked.checkpoints} holds checkpoints: add --resume to go on, or name an empty folder"
             )
-        return _Start(next_fence(store), spec.chunk, None)
+        return _Start(fence, spec.chunk, None)
     if not known:
         raise BadInputError(f"{asked.checkpoints} holds no checkpoint to resume from")
     arithmetic = read_manifest(store, known[0].folder).arithmetic
@@ -255,7 +258,12 @@ def _start(asked: Asked, spec: JobSpec) -> _Start:
         raise BadInputError(
             f"the checkpoint has {arithmetic.micro_batches} micro-batches a step, the spec {spec.train.micro_batches}"
         )
-    return _Start(next_fence(store), arithmetic.chunk, ResumeFrom(checkpoint=known[0].folder, step=known[0].step))
+    try:
+        for folder in unfinished(store, fence):
+            delete(store, folder)
+    except StoreError as error:
+        raise BadInputError(f"{asked.checkpoints}: what an ended run left half saved stays: {error}") from error
+    return _Start(fence, arithmetic.chunk, ResumeFrom(checkpoint=known[0].folder, step=known[0].step))
 
 
 def _device(spec: JobSpec) -> Literal["cpu", "cuda"]:

@@ -158,7 +158,9 @@ def test_ranks_and_stages_do_not_change_a_bit(gpt: Path) -> None:
 
 
 def test_a_resume_on_other_ranks_and_another_stage_is_the_same_run(mlp: Path) -> None:
-    """Property: interrupted at step 4 and resumed, the digest is that of the uninterrupted run; keep_latest holds."""
+    """Property: interrupted at step 4 and resumed, the digest is that of the uninterrupted run; keep_latest holds, and
+    a save that was killed leaves nothing.
+    """
     store = str(mlp.parent / "checkpoints")
     whole = run(mlp)
     begun = run(mlp, "--set", "train.schedule={kind: constant}", "--set", "train.steps=4", "--checkpoints", store)
@@ -166,13 +168,17 @@ def test_a_resume_on_other_ranks_and_another_stage_is_the_same_run(mlp: Path) ->
     refused = run(mlp, "--checkpoints", store)
     assert refused.code == 2 and "--resume" in refused.errors
     constant = run(mlp, "--set", "train.schedule={kind: constant}")
+    killed = Path(store, "step-0000000005-attempt-000001")
+    killed.mkdir()
+    (killed / "rank-00000.safetensors").write_bytes(b"half")
+    (killed / ".tmp-rank-00001.safetensors-0").write_bytes(b"half")
     elsewhere = ("--ranks", "3", "--set", "zero.stage=3", "--checkpoints", store, "--resume")
     resumed = run(mlp, "--set", "train.schedule={kind: constant}", *elsewhere)
     assert resumed.code == 0, resumed.errors
     assert [line["step"] for line in resumed.steps] == [5, 6]
     assert resumed.summary["digest"] == constant.summary["digest"] != whole.summary["digest"]
     assert resumed.steps[0]["chunk"] == 2  # not ceil(4 / 3) of the resume
-    assert len(list(Path(store).glob("step-*"))) == 2
+    assert len(list(Path(store).glob("step-*"))) == 2 and not killed.exists()
     again = run(mlp, "--set", "train.schedule={kind: constant}", "--checkpoints", store, "--resume")
     assert again.code == 0 and again.steps == [] and again.summary["digest"] == constant.summary["digest"]
 
