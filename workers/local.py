@@ -160,7 +160,7 @@ def _follow(ranks: LocalRanks, lines: Lines, display: Display) -> None:
 def _concluded(results: list[ResultRecord], lines: Lines, display: Display, interrupts: int) -> int:
     outcomes = {result.outcome for result in results}
     if outcomes <= {"finished", "stopped"}:
-        display.end(lines.summary(results[0].outcome, results[0].digest))
+        display.end(lines.summary(results[0].outcome, results[0].digest, results[0].step))
         return INTERRUPTED if "stopped" in outcomes else 0
     display.end(lines.summary("killed" if interrupts > 1 else "failed", None))
     if interrupts > 1:

@@ -163,12 +163,12 @@ class Lines:
             "error": None if planned is None else planned.total / measured - 1,
         }
 
-    def summary(self, outcome: str, digest: str | None) -> dict[str, Any]:
-        """What the run came to: the plan beside what was measured."""
+    def summary(self, outcome: str, digest: str | None, step: int = 0) -> dict[str, Any]:
+        """What the run came to: the plan beside what was measured. `step`: where it stands if it made none."""
         plan = self.plan
         return {
             "outcome": outcome,
-            "step": self.last.step if self.last else 0,
+            "step": self.last.step if self.last else step,
             "ranks": self.ranks,
             "stage": plan.stage if plan else None,
             "chunk": self.chunk,

@@ -181,6 +181,7 @@ def test_a_resume_on_other_ranks_and_another_stage_is_the_same_run(mlp: Path) ->
     assert len(list(Path(store).glob("step-*"))) == 2 and not killed.exists()
     again = run(mlp, "--set", "train.schedule={kind: constant}", "--checkpoints", store, "--resume")
     assert again.code == 0 and again.steps == [] and again.summary["digest"] == constant.summary["digest"]
+    assert again.summary["step"] == 6
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_word(mlp: Path) -> None:
