@@ -17,7 +17,7 @@ from workers.object_store import open_store
 from zero_engine.catalog import TOMBSTONE
 from zero_engine.manifest import parse_folder
 from zero_engine.shard import MANIFEST
-from zero_engine.store import NotFound, Store
+from zero_engine.store import NotFound, Store, StoreAway
 
 MOST = 500  # orphans that are listed
 Kind = Literal["job", "save", "deletion", "checkpoint", "file", "missing"]
@@ -33,9 +33,15 @@ _MEANINGS: dict[Kind, str] = {
 
 
 def survey(store_url: str, known: Mapping[str, KnownJob]) -> tuple[list[OrphanView], int, bool]:
-    """Orphans, how many job folders were looked through, and whether there were more. Raises StoreError; blocks."""
+    """Orphans, how many job folders were looked through, and whether there were more. Blocks.
+
+    Raises StoreError, also for a store that is empty while checkpoints are known: a disk that is not mounted.
+    """
     top = open_store(store_url)
-    jobs = sorted({*top.folders(), *known})
+    folders = set(top.folders())
+    if not folders and any(_expected(job) for job in known.values()):
+        raise StoreAway(f"there is nothing in {store_url}; is it mounted?")
+    jobs = sorted({*folders, *known})
     found = list(islice(_everywhere(top, store_url, jobs, known), MOST + 1))
     return found[:MOST], len(jobs), len(found) > MOST
 
@@ -66,10 +72,13 @@ def _of_job(store: Store, job_id: str, job: KnownJob | None) -> Iterator[OrphanV
             published.add(folder)
         elif kind != "file":
             yield _orphan(store, job_id, kind, folder, inside)
-    for folder in sorted(
-        {f for f, status in job.folders.items() if status != "deleted"} - published - by_folder.keys()
-    ):
+    for folder in sorted(_expected(job) - published - by_folder.keys()):
         yield _orphan(store, job_id, "missing", folder, [])
+
+
+def _expected(job: KnownJob) -> set[str]:
+    """Folders of checkpoints that should be there."""
+    return {folder for folder, status in job.folders.items() if status != "deleted"}
 
 
 def _kind_of(folder: str, keys: Collection[str], job: KnownJob) -> Kind | None:
@@ -89,7 +98,8 @@ def _kind_of(folder: str, keys: Collection[str], job: KnownJob) -> Kind | None:
 
 def _orphan(store: Store, job_id: str, kind: Kind, place: str, keys: Collection[str]) -> OrphanView:
     sizes = sum(_size(store, key) for key in keys)
-    return OrphanView(kind=kind, job_id=job_id, place=place, bytes=sizes, meaning=_MEANINGS[kind])
+    readable = place.encode(errors="backslashreplace").decode()  # a file name may be no text
+    return OrphanView(kind=kind, job_id=job_id, place=readable, bytes=sizes, meaning=_MEANINGS[kind])
 
 
 def _size(store: Store, key: str) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
+
+import pytest
 
 from server import orphans
 from server.controller.storekeeper import REMOVING
@@ -19,7 +22,7 @@ from tests.service.controller_world import ADA, BOTH, Fault, World, in_world
 from tests.service.reports_by_hand import checkpoint
 from workers.contract import CheckpointRecord
 from zero_engine.catalog import list_checkpoints, verify
-from zero_engine.store import LocalStore
+from zero_engine.store import LocalStore, StoreAway
 
 BRISK = {"scrub_bytes_per_second": 2**40}
 
@@ -229,6 +232,7 @@ async def test_what_nothing_refers_to_is_found_by_kind_and_left_alone(world: Wor
     root = world.folder / "checkpoints"
     (root / job / "notes.txt").write_text("mine")
     (root / "list.txt").write_text("mine")
+    Path(os.fsdecode(bytes(root) + b"/\xff")).write_text("a name that is no text")
     unfinished = root / job / "step-0000000099-attempt-000001"
     unfinished.mkdir()
     (unfinished / "rank-00000.safetensors").write_bytes(b"x" * 10)
@@ -239,6 +243,7 @@ async def test_what_nothing_refers_to_is_found_by_kind_and_left_alone(world: Wor
         path.unlink()
     found = await _orphans(world)
     assert sorted(found) == [
+        ("file", "\\udcff"),
         ("file", "list.txt"),
         ("file", "notes.txt"),
         ("job", ""),
@@ -246,6 +251,9 @@ async def test_what_nothing_refers_to_is_found_by_kind_and_left_alone(world: Wor
         ("save", unfinished.name),
     ]
     assert (root / job / "notes.txt").exists() and unfinished.exists()
+    root.rename(world.folder / "not-mounted")
+    with pytest.raises(StoreAway, match="mounted"):
+        await _orphans(world)
 
 
 @in_world()
