@@ -24,8 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
-# The lanes of .ci/lanes, by folder: 1 keeps one core busy, 2 has ranks and Chromium, 3 has Ray and services on it.
-LANES = {1: {"unit", "service"}, 2: {"distributed", "browser"}, 3: {"service", "smoke"}}
+# The lanes of .ci/lanes, by folder: 1 has the service without Ray, 2 ranks and Chromium, 3 Ray and services on it.
+LANES = {1: {"service"}, 2: {"distributed", "browser"}, 3: {"service", "smoke"}, 4: {"unit"}}
 RAY = {"ray", "ray_harness", "ray_folder"}  # service tests with these fixtures are in lane 3
 
 
@@ -84,9 +84,10 @@ def missing() -> Callable[[str], NoReturn]:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_settings_from_outside() -> None:
-    """A developer's own SHARDYARD_ variables must not steer the tests."""
+    """A developer's own SHARDYARD_ variables must not steer the tests. A worker that nobody takes costs seconds."""
     for name in [name for name in os.environ if name.startswith("SHARDYARD_")]:
         del os.environ[name]
+    os.environ["SHARDYARD_IDLE_WORKERS"] = "1"
 
 
 @pytest.fixture(scope="session")
