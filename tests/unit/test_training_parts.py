@@ -152,7 +152,14 @@ def test_a_summary_puts_the_plan_beside_what_was_measured() -> None:
 def test_a_summary_says_how_far_off_the_predicted_step_was() -> None:
     """Property: the median of the steps, the plan of the run's own stage, and predicted / measured - 1."""
     rates = Calibration(
-        device="cpu", hardware="h", torch="2", cores=2, threads=1, matmul_flops=1e9, memory_bytes=1e9, exchange_bytes=1e9
+        device="cpu",
+        hardware="h",
+        torch="2",
+        cores=2,
+        threads=1,
+        matmul_flops=1e9,
+        memory_bytes=1e9,
+        exchange_bytes=1e9,
     )
     spec = load_spec("name: x\nmodel: {kind: mlp}\ndata: {kind: digits}\ntrain: {steps: 2}\n")
     lines = Lines(2, chunk=2, predicted=plan_spec(spec, Where(rates=rates), ranks=2).stages[3])
