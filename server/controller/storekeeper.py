@@ -73,7 +73,7 @@ class Storekeeper:
     async def retain(self) -> None:
         """Apply the retention of every job that has more checkpoints than it keeps, and finish removals cut short."""
         async with self._database.read() as connection:
-            crowded = await _crowded(connection)
+            crowded = [job_id for job_id in await _crowded(connection) if await _surplus(connection, job_id)]
         for job_id in crowded:
             async with self._leadership.write() as tx:
                 await self._mark(tx, job_id)
@@ -89,18 +89,11 @@ class Storekeeper:
                 await checkpoints.set_status(tx, checkpoint_id, "deleted")
 
     async def _mark(self, tx: Tx, job_id: str) -> None:
-        job = await jobs.lock(tx, job_id)
-        if job is None:
+        if await jobs.lock(tx, job_id) is None:
             return
-        existing = await checkpoints.of_job(tx.connection, job_id)
-        keep = job.spec["checkpoint"]
-        held = {need.checkpoint_id for need in await needs.of_job(tx.connection, job_id)}
-        keeping = Keeping(keep["keep_latest"], keep["keep_best"], keep.get("keep_every", 0))
-        gone = removable([_kept(c) for c in existing], keeping, held)
-        folders = {c.id: c.folder for c in existing}
-        for checkpoint_id in gone:
-            await checkpoints.set_status(tx, checkpoint_id, "deleted", problem=REMOVING)
-            log.info("checkpoint.removed job=%s folder=%s", job_id, folders[checkpoint_id])
+        for ref in await _surplus(tx.connection, job_id):
+            await checkpoints.set_status(tx, ref.id, "deleted", problem=REMOVING)
+            log.info("checkpoint.removed job=%s folder=%s", job_id, ref.folder)
 
     async def tidy(self, job_id: str, running_fence: int) -> None:
         """Remove what saves of ended attempts left unfinished."""
@@ -154,6 +147,19 @@ class Storekeeper:
             folder = self._settings.ranks_dir / attempt_id
             if folder.exists():
                 shutil.rmtree(folder)
+
+
+async def _surplus(connection: AsyncConnection, job_id: str) -> list[checkpoints.CheckpointRef]:
+    """Checkpoints that the job's spec does not keep and that nobody needs."""
+    job = await jobs.get(connection, job_id)
+    if job is None:
+        return []
+    existing = await checkpoints.of_job(connection, job_id)
+    keep = job.spec["checkpoint"]
+    held = {need.checkpoint_id for need in await needs.of_job(connection, job_id)}
+    keeping = Keeping(keep["keep_latest"], keep["keep_best"], keep.get("keep_every", 0))
+    gone = removable([_kept(c) for c in existing], keeping, held)
+    return [ref for ref in existing if ref.id in gone]
 
 
 def _kept(ref: checkpoints.CheckpointRef) -> Kept:
