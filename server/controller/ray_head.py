@@ -161,7 +161,7 @@ def _try_start(folder: Path, token_path: str, temp: Path, mark: str, slots: int,
         sys.executable, "-c", RAY_START, "start", "--head", "--block", "--node-ip-address=127.0.0.1",
         f"--port={ports[0]}", f"--dashboard-agent-listen-port={ports[1]}", f"--dashboard-agent-grpc-port={ports[2]}",
         f"--runtime-env-agent-port={ports[3]}", f"--metrics-export-port={ports[4]}", "--include-dashboard=false",
-        "--include-log-monitor=false", "--disable-usage-stats",
+        "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats",  # nothing here is scaled by Ray
         f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={temp / RAY_FOLDER}",
         f"--num-cpus={slots}", "--log-color=false",
     ]  # fmt: skip
