@@ -2,7 +2,7 @@
 # A second run finds the stamps below and starts at once.
 #
 #   make demo                    install, start a server, train a GPT on the standard library, show it in the browser
-#   make test                    the whole suite, in four processes side by side
+#   make test                    the whole suite, in processes side by side
 #   make test T=tests/unit       a part of it
 #   make setup TORCH_INDEX=URL   take torch from another index (the CPU index that torch's install page names, say)
 

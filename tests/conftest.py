@@ -24,8 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
-# The lanes of .ci/lanes, by folder: 1 has the service without Ray, 2 ranks and Chromium, 3 Ray and services on it.
-LANES = {1: {"service"}, 2: {"distributed", "browser"}, 3: {"service", "smoke"}, 4: {"unit"}}
+# The lanes of .ci/lanes, by folder: 1 has the service without Ray, 3 Ray and services on it.
+LANES = {1: {"service"}, 2: {"distributed"}, 3: {"service", "smoke"}, 4: {"unit"}, 5: {"browser"}}
 RAY = {"ray", "ray_harness", "ray_folder"}  # service tests with these fixtures are in lane 3
 
 

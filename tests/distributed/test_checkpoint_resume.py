@@ -12,7 +12,7 @@ from tests.distributed.rank_pool import Pool, Rank
 from zero_engine import Engine, ZeroConfig
 from zero_engine.manifest import Progress
 
-CONFIG = ZeroConfig(micro_batches=8, chunk=2, gradient_clipping=0.5)
+CONFIG = ZeroConfig(micro_batches=4, chunk=2, gradient_clipping=0.5)
 SHAPES = [(ranks, stage) for ranks in (1, 2, 3, 4) for stage in (0, 1, 2, 3)]
 BEFORE, AFTER = 2, 1  # steps: 256 resumes
 

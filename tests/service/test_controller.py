@@ -115,7 +115,7 @@ async def test_of_two_gangs_that_do_not_fit_together_one_waits_with_nothing_held
 # --- stop -------------------------------------------------------------------------------------------------------------
 
 
-@in_world(databases=BOTH)
+@in_world()
 async def test_a_cancel_saves_releases_and_only_then_says_cancelled(world: World) -> None:
     """`stopping` at once; `cancelled` when the cluster no longer has the attempt."""
     job = await world.submit(steps=500)
@@ -237,7 +237,7 @@ async def test_a_pause_pins_its_checkpoint_and_a_resume_goes_on_from_it(world: W
 # --- failure ----------------------------------------------------------------------------------------------------------
 
 
-@in_world(databases=BOTH)
+@in_world()
 async def test_a_rank_that_dies_is_retried_from_the_last_checkpoint(world: World) -> None:
     """Infrastructure: counted once, however many ranks went down with it."""
     world.cluster.faults = [Fault("die", rank=1, step=14)]
@@ -442,7 +442,7 @@ async def test_a_restarted_server_adopts_what_trains_and_nothing_is_doubled_or_m
     assert points == list(range(1, 61))
 
 
-@in_world(databases=BOTH)
+@in_world()
 async def test_lost_answers_to_reports_apply_nothing_twice(world: World) -> None:
     """The sender repeats the very batch; the series has each step once."""
     job = await world.submit(steps=20)
@@ -504,7 +504,7 @@ async def test_when_the_cluster_lost_everything_running_jobs_go_on_from_their_ch
     assert "node_lost" in [e.data.get("reason") for e in await world.events(job)]
 
 
-@in_world(databases=BOTH)
+@in_world()
 async def test_what_ranks_wrote_and_nobody_sent_is_taken_in_from_their_folders(world: World) -> None:
     """Head, actors and agent died together while the server was away: no step is missing, and none is counted twice."""
     job = await world.submit(steps=40)

@@ -251,11 +251,11 @@ def test_a_half_started_attempt_is_started_afresh(ray: Harness) -> None:
     ray.released(launch)
 
 
-def test_twenty_starts_and_kills_leave_no_slot_no_process_no_file(ray: Harness) -> None:
-    """After 20 cycles all slots are free, no process carries a mark, /dev/shm holds nothing new, no folder stays."""
+def test_ten_starts_and_kills_leave_no_slot_no_process_no_file(ray: Harness) -> None:
+    """After 10 cycles all slots are free, no process carries a mark, /dev/shm holds nothing new, no folder stays."""
     connect_local(ray.folder, SLOTS, options=BODY)  # a second server's view starts nothing
     shared, sockets = abandoned_shared_memory(), set(os.listdir(ray.scratch))
-    for cycle in range(20):
+    for cycle in range(10):
         launch = ray.launch(ranks=2, steps=10_000)
         if cycle % 2:
             ray.until_step(launch, 1)
