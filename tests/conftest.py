@@ -24,8 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
-# The lanes of .ci/lanes, by folder: 1 has the service without Ray, 3 Ray and services on it.
-LANES = {1: {"service"}, 2: {"distributed"}, 3: {"service", "smoke"}, 4: {"unit"}, 5: {"browser"}}
+# The lanes of .ci/lanes, by folder. Of the service, 3 has what runs on Ray, 4 the API, 1 the rest.
+LANES = {1: {"service"}, 2: {"distributed"}, 3: {"service", "smoke"}, 4: {"service", "unit"}, 5: {"browser"}}
 RAY = {"ray", "ray_harness", "ray_folder"}  # service tests with these fixtures are in lane 3
 
 
@@ -55,7 +55,7 @@ def lane_of(item: pytest.Item) -> int:
     folder = item.path.relative_to(session.ROOT / "tests").parts[0]
     needs_ray = not RAY.isdisjoint(getattr(item, "fixturenames", ())) or item.path.name == "test_ray_head.py"
     if folder == "service":
-        return 3 if needs_ray else 1
+        return 3 if needs_ray else 4 if item.path.name.startswith("test_api_") else 1
     return next(lane for lane, folders in LANES.items() if folder in folders)
 
 
