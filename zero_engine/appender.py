@@ -10,11 +10,11 @@ copied into the buffer while the processor's cache still holds it, since it was 
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import mmap
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+from zero_engine.pages import large_pages
 
 if TYPE_CHECKING:
     from zero_engine.store import FileCalls
@@ -26,7 +26,7 @@ class Appender:
     def __init__(self, descriptor: int, files: FileCalls) -> None:
         self._descriptor, self._files = descriptor, files
         self._half_bytes = files.write_bytes
-        self._halves = _huge_pages(2 * self._half_bytes)
+        self._halves = memoryview(large_pages(2 * self._half_bytes))
         self._number = self._filled = 0  # of the half that is being filled, and bytes in it
         self._written = 0  # bytes
         self._direct = False
@@ -100,11 +100,3 @@ class Appender:
                 raise
         else:
             self._direct = direct
-
-
-def _huge_pages(num_bytes: int) -> memoryview:
-    """Private memory, in huge pages where the kernel has them."""
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError, AttributeError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)

@@ -1,4 +1,4 @@
-"""Host memory in large pages, where the kernel gives them.
+"""Host memory in large pages, where the kernel gives them. Torch is loaded for tensors only.
 
 A step streams through weights, moments, sums and messages from one end to the other. In pages of 4 KB a prefetch stops
 at each page and each needs a translation of its own; in pages of 2 MB neither is felt.
@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGE = 2 << 20  # bytes of a large page, and the least that is worth one
 
 
+def large_pages(num_bytes: int) -> mmap.mmap:
+    """Private memory, zero when it is first touched; in large pages where the platform and the kernel have them."""
+    region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return region
+
+
 def host_memory(num_bytes: int) -> Tensor:
     """1-D uint8, zero, and there: memory that cannot be had is missed now, not in a step."""
-    if num_bytes < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    import torch
+
+    if num_bytes < LARGE:
         return torch.zeros(num_bytes, dtype=torch.uint8)
-    region = mmap.mmap(-1, num_bytes + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel built without them
-        region.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(region, dtype=torch.uint8)
+    whole = torch.frombuffer(large_pages(num_bytes + LARGE), dtype=torch.uint8)
     start = -whole.data_ptr() % LARGE
     return whole[start : start + num_bytes].zero_()
