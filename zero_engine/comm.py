@@ -19,12 +19,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from zero_engine.errors import DivergedError
 from zero_engine.layout import Range
+from zero_engine.pages import Mapping
 
 
 @dataclass
@@ -34,14 +35,16 @@ class Buffer:
     number: int
     label: str
     local: Tensor  # 1-D uint8, this rank's bytes
-    peers: dict[int, Tensor] = field(default_factory=dict)  # 1-D uint8 views of the others' bytes, where shared
-    maps: dict[int, Any] = field(default_factory=dict)  # the mappings behind them
+    peers: dict[int, Mapping] = field(default_factory=dict)  # the others' bytes, where shared
     published: int = 0  # times this rank has published it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Exchange:
-    """A bucket inside everybody's buffer, and who makes and owns what."""
+    """A bucket inside everybody's buffer, and who makes and owns what.
+
+    One object is used in every step: a transport keeps what it has worked out for it.
+    """
 
     offset: int  # byte at which the bucket starts in the buffer
     owners: tuple[Range, ...]  # elements of the bucket by owner
@@ -49,9 +52,9 @@ class Exchange:
     label: str  # what diverging ranks are told they disagree about
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Gather:
-    """Bytes that every rank reads from every owner."""
+    """Bytes that every rank reads from every owner; one object for every step, as an exchange."""
 
     sources: tuple[Range, ...]  # bytes in each owner's buffer
     targets: tuple[Range, ...]  # bytes in the target
@@ -102,13 +105,12 @@ class Ledger:
         self._bytes[self.page][source] -= num_bytes
         self._bytes[self.page][target] += num_bytes
 
-    def timed(
-        self, collective: str, purpose: str, num_bytes: int, begun: float | None = None
-    ) -> AbstractContextManager[None]:
-        """Book one message and the time that the block takes. `begun`: when it was started, if that was earlier."""
-        return _Timed(self, f"{collective}/{purpose}", num_bytes, begun)
+    def timed(self, collective: str, purpose: str, num_bytes: int) -> AbstractContextManager[None]:
+        """Book one message and the time that the block takes."""
+        return _Timed(self, f"{collective}/{purpose}", num_bytes)
 
-    def _book(self, key: str, num_bytes: int, begun: float, waited: float, done: float) -> None:
+    def book(self, key: str, num_bytes: int, begun: float, waited: float, done: float) -> None:
+        """Book one message under "collective/purpose", with when it was begun, waited for, and there."""
         self._bytes[self.page][key] += num_bytes
         self._seconds[self.page][key] += done - waited
         self._hidden[self.page][key] += waited - begun
@@ -153,16 +155,15 @@ class Ledger:
 class _Timed:
     """Entered for every message: a class, which takes half as long as a generator."""
 
-    def __init__(self, ledger: Ledger, key: str, num_bytes: int, begun: float | None) -> None:
-        self._ledger, self._key, self._bytes, self._begun = ledger, key, num_bytes, begun
+    def __init__(self, ledger: Ledger, key: str, num_bytes: int) -> None:
+        self._ledger, self._key, self._bytes = ledger, key, num_bytes
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            begun = self._start if self._begun is None else self._begun
-            self._ledger._book(self._key, self._bytes, begun, self._start, time.perf_counter())
+            self._ledger.book(self._key, self._bytes, self._start, self._start, time.perf_counter())
 
 
 class Arrival(Protocol):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.util import Finalize
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -30,9 +31,6 @@ class _UnderWay:
     begun: float  # seconds of the monotonic clock
 
 
-_Posted = tuple[_UnderWay, list[Tensor | None]]  # messages of one slice number; the arriving pieces by rank
-
-
 @dataclass(frozen=True)
 class _Word:
     """Where this rank says that it is, and what the others will have said."""
@@ -44,14 +42,36 @@ class _Word:
 
 
 @dataclass(frozen=True)
-class _Slices:
-    """An exchange under way."""
+class _Slice:
+    """Messages of one slice number of an exchange, and what they bring."""
 
-    request: int
-    own: Tensor | None  # 1-D, this rank's piece of the bucket
-    dtypes: list[torch.dtype | None]  # of each rank's piece
-    parts: list[list[Range]]  # by owner: elements of the bucket, a slice at a time
-    count: int  # of the longest
+    sends: Sequence[Message]
+    receives: Sequence[Message]
+    part: Range | None  # of this rank, elements of the bucket; None after its last
+    pieces: list[Tensor | None]  # of it, by rank
+
+
+@dataclass(frozen=True)
+class _Exchanged:
+    """What an exchange comes to between these ranks; the same every time."""
+
+    buffer: Buffer
+    num_bytes: int  # that this rank sends
+    slices: Sequence[_Slice]
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """What a gather comes to between these ranks; the same every time."""
+
+    buffer: Buffer
+    target: Tensor
+    num_bytes: int  # that this rank sends
+    own: Tensor
+    place: Tensor | None  # where the own part is copied to; None where it stands
+    whole: Tensor | None  # of all parts, where they are even
+    sends: Sequence[Message]
+    receives: Sequence[Message]
 
 
 class GroupComm:
@@ -81,6 +101,8 @@ class GroupComm:
         self._bell, self._peers_named = bell, _PeersNamed(bell)
         self._words = deque[_Word]()  # said, not yet compared
         self._said = self._compared = 0
+        self._exchanges = WeakKeyDictionary[Exchange, _Exchanged]()
+        self._gathers = WeakKeyDictionary[Gather, _Gathered]()
         self._end = Finalize(self, wire.end, exitpriority=0)  # where `atexit` is not run too: in multiprocessing's own
 
     def reserve(self, staging: Tensor, slice_elements: int) -> None:
@@ -129,73 +151,91 @@ class GroupComm:
         """Nothing is read from others."""
 
     def exchange(self, buffer: Buffer, request: Exchange, purpose: str) -> Iterator[tuple[Range, list[Tensor | None]]]:
+        known = self._exchanges.get(request)
+        if known is None or known.buffer is not buffer:
+            known = self._exchanges[request] = self._prepare_exchange(buffer, request)
+        self.ledger.add("exchange", purpose, known.num_bytes)
+        number = self._begin(buffer)
+        posted = deque(self._start(number, each.sends, each.receives) for each in known.slices[:_SETS])
+        return self._arrivals(known.slices, number, posted, self._said, purpose)
+
+    def _arrivals(
+        self, slices: Sequence[_Slice], request: int, posted: deque[_UnderWay], words: int, purpose: str
+    ) -> Iterator[tuple[Range, list[Tensor | None]]]:
+        for number, slice_ in enumerate(slices, start=1):
+            self._arrive(posted.popleft(), words, "exchange", purpose)
+            if number == len(slices):
+                self._thank(request)  # before the sums: who sent may wait for it to write again
+            if slice_.part is not None:
+                yield slice_.part, slice_.pieces
+            for following in slices[number + _SETS - 1 : number + _SETS]:
+                posted.append(self._start(request, following.sends, following.receives))
+        if not slices:
+            self._compare(words)
+            self._thank(request)
+
+    def _prepare_exchange(self, buffer: Buffer, request: Exchange) -> _Exchanged:
         dtypes = [None if name is None else getattr(torch, name) for name in request.dtypes]
         mine = dtypes[self.rank]
         own = None if mine is None else _typed(buffer.local, request.offset, request.owners[-1].stop, mine)
-        self.ledger.add("exchange", purpose, sent_in_exchange(request, self.rank, 0 if mine is None else mine.itemsize))
+        sent = sent_in_exchange(request, self.rank, 0 if mine is None else mine.itemsize)
         size = self._slice if self._others else max(1, request.owners[-1].stop)
         parts = [list(_cut(part, size)) for part in request.owners]
-        slices = _Slices(self._begin(buffer), own, dtypes, parts, max(map(len, parts)))
-        posted = deque(self._post(slices, number) for number in range(min(_SETS, slices.count)))
-        return self._arrivals(slices, posted, self._said, purpose)
+        count = max(map(len, parts))
+        return _Exchanged(buffer, sent, [self._prepare_slice(own, dtypes, parts, number) for number in range(count)])
 
-    def _arrivals(
-        self, slices: _Slices, posted: deque[_Posted], words: int, purpose: str
-    ) -> Iterator[tuple[Range, list[Tensor | None]]]:
-        for number in range(slices.count):
-            under_way, pieces = posted.popleft()
-            self._arrive(under_way, words, "exchange", purpose)
-            if number + 1 == slices.count:
-                self._thank(slices.request)  # before the sums: who sent may wait for it to write again
-            if number < len(slices.parts[self.rank]):
-                part = slices.parts[self.rank][number]
-                pieces[self.rank] = None if slices.own is None else slices.own[part.start : part.stop]
-                yield part, pieces
-            if number + _SETS < slices.count:
-                posted.append(self._post(slices, number + _SETS))
-        if not slices.count:
-            self._compare(words)
-            self._thank(slices.request)
-
-    def _post(self, slices: _Slices, number: int) -> _Posted:
-        """Start the messages of one slice number; (those, the arriving pieces by rank)."""
+    def _prepare_slice(
+        self, own: Tensor | None, dtypes: Sequence[torch.dtype | None], parts: Sequence[Sequence[Range]], number: int
+    ) -> _Slice:
+        """Slice `number` of `own`, this rank's piece of the bucket, and of the others' of this rank's part."""
         sends, receives = list[Message](), list[Message]()
         pieces: list[Tensor | None] = [None] * self.ranks
+        mine = parts[self.rank][number] if number < len(parts[self.rank]) else None
         for place, peer in enumerate(self._others):
-            if slices.own is not None and number < len(slices.parts[peer]):
-                part = slices.parts[peer][number]
-                sends.append((peer, slices.own[part.start : part.stop]))
-            dtype = slices.dtypes[peer]
-            if dtype is not None and number < len(slices.parts[self.rank]):
+            if own is not None and number < len(parts[peer]):
+                part = parts[peer][number]
+                sends.append((peer, own[part.start : part.stop]))
+            dtype = dtypes[peer]
+            if dtype is not None and mine is not None:
                 start = (place + len(self._others) * (number % _SETS)) * self._room
-                piece = _typed(self._staging, start, len(slices.parts[self.rank][number]), dtype)
+                pieces[peer] = piece = _typed(self._staging, start, len(mine), dtype)
                 receives.append((peer, piece))
-                pieces[peer] = piece
-        return self._start(slices.request, sends, receives), pieces
+        if own is not None and mine is not None:
+            pieces[self.rank] = own[mine.start : mine.stop]
+        return _Slice(sends, receives, mine, pieces)
 
     def fetch(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> _Fetched:
-        self.ledger.add("gather", purpose, sent_in_gather(request, self.rank))
+        known = self._gathers.get(request)
+        if known is None or known.buffer is not buffer or known.target is not target:
+            known = self._gathers[request] = self._prepare_gather(buffer, request, target)
+        self.ledger.add("gather", purpose, known.num_bytes)
         if request.checked:
             self._say(request.label)
-        source, place = request.sources[self.rank], request.targets[self.rank]
-        own = buffer.local[source.start : source.stop]
-        if not self._others:
-            if own.data_ptr() != target[place.start :].data_ptr():
-                target[place.start : place.stop].copy_(own)
-            return _Fetched(self, _UnderWay((), time.perf_counter()), self._said, purpose)
-        if _even(request.targets):
+        if known.whole is not None:
             with self._peers_named:
-                whole = target[request.targets[0].start : request.targets[-1].stop]
-                if self._wire.gather(whole, own):
+                if self._wire.gather(known.whole, known.own):
                     return _Fetched(self, _UnderWay((), time.perf_counter()), self._said, purpose)
+        number = self._begin(buffer)
+        under_way = self._start(number, known.sends, known.receives)
+        if known.place is not None:
+            known.place.copy_(known.own)
+        return _Fetched(self, under_way, self._said, purpose, number)
+
+    def _prepare_gather(self, buffer: Buffer, request: Gather, target: Tensor) -> _Gathered:
+        source, place = request.sources[self.rank], request.targets[self.rank]
+        own, there = buffer.local[source.start : source.stop], target[place.start : place.stop]
+        even = bool(self._others) and _even(request.targets)
         parts = [(peer, request.targets[peer]) for peer in self._others]
-        receives = [(peer, target[part.start : part.stop]) for peer, part in parts if len(part)]
-        request_number = self._begin(buffer)
-        sends = [(peer, own) for peer in self._others] if own.numel() else []
-        under_way = self._start(request_number, sends, receives)
-        if own.data_ptr() != target[place.start :].data_ptr():
-            target[place.start : place.stop].copy_(own)
-        return _Fetched(self, under_way, self._said, purpose, request_number)
+        return _Gathered(
+            buffer,
+            target,
+            sent_in_gather(request, self.rank),
+            own,
+            None if own.data_ptr() == there.data_ptr() else there,
+            target[request.targets[0].start : request.targets[-1].stop] if even else None,
+            [(peer, own) for peer in self._others] if own.numel() else [],
+            [(peer, target[part.start : part.stop]) for peer, part in parts if len(part)],
+        )
 
     def gather(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> None:
         self.fetch(buffer, request, target, purpose).wait()
@@ -214,9 +254,10 @@ class GroupComm:
 
     def _arrive(self, under_way: _UnderWay, words: int, collective: str, purpose: str) -> None:
         """Wait for messages that began when `words` had been said."""
-        with self.ledger.timed(collective, purpose, 0, under_way.begun):
-            self._compare(words)
-            self._wait(under_way.works)
+        waited = time.perf_counter()
+        self._compare(words)
+        self._wait(under_way.works)
+        self.ledger.book(f"{collective}/{purpose}", 0, under_way.begun, waited, time.perf_counter())
 
     def _wait(self, works: Sequence[Work]) -> None:
         with self._peers_named:
@@ -238,6 +279,8 @@ class GroupComm:
             self._bell.ring(reason_of(self.rank, error))
             self._wire.cut()
         self._end()
+        self._exchanges.clear()
+        self._gathers.clear()
         self._staging = torch.empty(0, dtype=torch.uint8)
 
 
