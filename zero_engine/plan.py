@@ -166,7 +166,11 @@ class Blueprint:
 
     def buckets_in(self, unit: int) -> tuple[Bucket, ...]:
         """The buckets of one unit."""
-        return tuple(bucket for bucket in self.buckets if bucket.unit == unit)
+        return self._buckets_by_unit[unit]
+
+    @cached_property
+    def _buckets_by_unit(self) -> list[tuple[Bucket, ...]]:
+        return [tuple(each for each in self.buckets if each.unit == unit.index) for unit in self.layout.units]
 
     def bucket_bytes(self, unit: int) -> int:
         """Bytes of a unit's gradients as they wait to be exchanged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -79,6 +80,10 @@ class _Stride:
     doubles: Tensor  # fp64, of the same shape
     sums: Tensor  # 1-D fp64, one per block
 
+    def of(self, pieces: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The stretch of each piece of the part."""
+        return [None if piece is None else piece[self.start : self.stop] for piece in pieces]
+
 
 class Reducer:
     """Exchanges one bucket and folds what arrives, a stride at a time so that it stays in cache.
@@ -104,12 +109,19 @@ class Reducer:
         self._doubles = scratch[8 * stride :].view(torch.float64)
         self._norms = norms  # 1-D fp64, one per block this rank owns
         self._strides: dict[tuple[int, int], list[_Stride]] = {}  # by bucket and first element of an arriving part
+        self._requests: dict[tuple[int, tuple[str | None, ...]], Exchange] = {}  # by bucket and dtypes of the pieces
+        self._results: dict[int, list[tuple[Range, Tensor]]] = {}  # by bucket: own flat elements, and their totals
 
     def begin(self, bucket: Bucket, buffer: Buffer, offset: int, round: Round, label: str) -> Callable[[], None]:
-        """Begin to exchange `bucket`, which everybody publishes at byte `offset` of `buffer`; the call folds it."""
-        request = Exchange(offset, bucket.owners, self._dtypes(bucket, round), label)
-        arriving = self._comm.exchange(buffer, request, "gradients")
-        return lambda: self._finish(bucket, round, arriving)
+        """Begin to exchange `bucket`, which everybody publishes at byte `offset` of `buffer`; the call folds it.
+
+        A bucket comes with the same offset and label every time.
+        """
+        dtypes = self._dtypes(bucket, round)
+        request = self._requests.get((bucket.index, dtypes))
+        if request is None:
+            request = self._requests[bucket.index, dtypes] = Exchange(offset, bucket.owners, dtypes, label)
+        return partial(self._finish, bucket, round, self._comm.exchange(buffer, request, "gradients"))
 
     def reduce(self, bucket: Bucket, buffer: Buffer, offset: int, round: Round, label: str) -> None:
         """Exchange `bucket` and fold it."""
@@ -118,14 +130,15 @@ class Reducer:
     def _finish(self, bucket: Bucket, round: Round, arriving: Iterable[tuple[Range, list[Tensor | None]]]) -> None:
         self._fold_all(bucket, round, arriving)
         if round is self._blueprint.schedule.rounds[-1]:
-            for segment in bucket.segments[self._comm.rank]:
-                self._home.settled(segment.flat, self._totals.of(bucket, segment, segment.bucket))
+            for part, totals in self._results_of(bucket):
+                self._home.settled(part, totals)
 
     def _fold_all(self, bucket: Bucket, round: Round, arriving: Iterable[tuple[Range, list[Tensor | None]]]) -> None:
         last = round is self._blueprint.schedule.rounds[-1]
         for part, pieces in arriving:
-            for stride in self._strides_of(bucket, part):
-                near = [None if piece is None else piece[stride.start : stride.stop] for piece in pieces]
+            strides = self._strides_of(bucket, part)
+            for stride in strides:
+                near = pieces if len(strides) == 1 else stride.of(pieces)
                 self._fold(stride, near, round.folds, last)
 
     def _dtypes(self, bucket: Bucket, round: Round) -> tuple[str | None, ...]:
@@ -150,6 +163,13 @@ class Reducer:
         if strides is None:
             strides = self._strides[bucket.index, part.start] = list(self._cut(bucket, part))
         return strides
+
+    def _results_of(self, bucket: Bucket) -> list[tuple[Range, Tensor]]:
+        """What is told of a bucket when it is folded: views that never move, made once."""
+        if bucket.index not in self._results:
+            segments = bucket.segments[self._comm.rank]
+            self._results[bucket.index] = [(each.flat, self._totals.of(bucket, each, each.bucket)) for each in segments]
+        return self._results[bucket.index]
 
     def _cut(self, bucket: Bucket, part: Range) -> Iterator[_Stride]:
         block = self._blueprint.layout.block

@@ -48,10 +48,9 @@ class BucketViews:
 
     def zero_except(self, written: Collection[int], unit: int) -> None:
         """Zero the padding of a unit and every parameter of it that is not in `written`."""
-        for gap in self._gaps.get(unit, ()):
-            gap.zero_()
-        for ordinal in self._ordinals.get(unit, set()).difference(written):
-            self._views[ordinal].zero_()
+        unwritten = self._ordinals.get(unit, set()).difference(written)
+        if zeroed := [*self._gaps.get(unit, ()), *(self._views[ordinal] for ordinal in unwritten)]:
+            torch._foreach_zero_(zeroed)
 
 
 def dtype_of(bucket: Bucket, summed: bool) -> torch.dtype:

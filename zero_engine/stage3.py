@@ -120,10 +120,10 @@ class ShardedParameters(ShardedGradients):
         self._table.forget()
 
     def _enter(self, unit: int) -> None:
-        other = next((other for other in self._inside if slot_of(other) == slot_of(unit) and other != unit), None)
-        if other is not None:
-            names = [self._setting.blueprint.layout.units[number].name for number in (other, unit)]
-            raise UsageError(f"unit '{names[1]}' runs inside unit '{names[0]}'; make one of them a unit, not both")
+        for other in self._inside:
+            if slot_of(other) == slot_of(unit) and other != unit:
+                names = [self._setting.blueprint.layout.units[number].name for number in (other, unit)]
+                raise UsageError(f"unit '{names[1]}' runs inside unit '{names[0]}'; make one of them a unit, not both")
         if self._table.enter(unit):
             self._fetch(unit)
         self._settle()
