@@ -7,7 +7,6 @@ rank that dies is seen at once as the end of its stream.
 
 from __future__ import annotations
 
-import mmap
 import os
 import socket
 import struct
@@ -24,6 +23,7 @@ from torch import Tensor
 from zero_engine.comm import Buffer, Exchange, Gather, Ledger, diverged, reason_of, sent_in_exchange, sent_in_gather
 from zero_engine.errors import PeerError
 from zero_engine.layout import Range
+from zero_engine.pages import Mapping
 
 READY, DONE, NOTE, ABORT, BUFFER = range(5)
 _HEAD = struct.Struct("<BIQ")  # kind, buffer number, sequence number; a label in UTF-8 follows
@@ -141,13 +141,14 @@ class SharedComm:
         self._buffers += 1
         descriptor = os.memfd_create(f"shardyard-{label}", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, max(sizes[self.rank], 1))
-        buffer = Buffer(self._buffers, label, _view(mmap.mmap(descriptor, max(sizes[self.rank], 1)), sizes[self.rank]))
+        own = Mapping(descriptor, max(sizes[self.rank], 1))
+        own.enlarge()
+        buffer = Buffer(self._buffers, label, own.bytes[: sizes[self.rank]])
         self._sockets.send(BUFFER, buffer.number, descriptor=descriptor)
         os.close(descriptor)
         for peer in self._others:
             received = self._sockets.descriptor(peer, buffer.number)
-            buffer.maps[peer] = mmap.mmap(received, max(sizes[peer], 1))
-            buffer.peers[peer] = _view(buffer.maps[peer], sizes[peer])
+            buffer.peers[peer] = Mapping(received, max(sizes[peer], 1))
             os.close(received)
         return buffer
 
@@ -195,7 +196,7 @@ class SharedComm:
         for rank in self._others:
             if (piece := pieces[rank]) is not None:
                 start = request.offset + part.start * piece.itemsize
-                _forget(buffer.maps[rank], start, start + len(part) * piece.itemsize)
+                _forget(buffer.peers[rank], start, start + len(part) * piece.itemsize)
 
     def fetch(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> _Copy:
         self.ledger.add("gather", purpose, sent_in_gather(request, self.rank))
@@ -214,17 +215,17 @@ class SharedComm:
                 if theirs.data_ptr() != mine.data_ptr():
                     mine.copy_(theirs)
                 if rank != self.rank:
-                    _forget(buffer.maps[rank], source.start, source.stop)
+                    _forget(buffer.peers[rank], source.start, source.stop)
 
     def look(self, buffer: Buffer, request: Gather, purpose: str) -> _Look:
         with self.ledger.timed("gather", purpose, sent_in_gather(request, self.rank)):
             self._meet(self._published)
         spans = list(enumerate(request.sources))
         parts = [self._bytes_of(buffer, rank)[part.start : part.stop] for rank, part in spans]
-        return _Look(parts, [(buffer.maps[rank], part) for rank, part in spans if rank != self.rank])
+        return _Look(parts, [(buffer.peers[rank], part) for rank, part in spans if rank != self.rank])
 
     def _bytes_of(self, buffer: Buffer, rank: int) -> Tensor:
-        return buffer.local if rank == self.rank else buffer.peers[rank]
+        return buffer.local if rank == self.rank else buffer.peers[rank].bytes
 
     def note(self, text: str) -> None:
         self._sockets.send(NOTE, text=text)
@@ -256,7 +257,7 @@ class _Look:
     """Bytes of others in their own memory."""
 
     parts: Sequence[Tensor]
-    seen: Sequence[tuple[mmap.mmap, Range]]
+    seen: Sequence[tuple[Mapping, Range]]
 
     def close(self) -> None:
         """Drop their pages from this process's tables."""
@@ -322,18 +323,10 @@ def _user_of(stream: socket.socket) -> int:
     return int(struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
 
 
-def _view(memory: mmap.mmap, size: int) -> Tensor:
-    return torch.frombuffer(memory, dtype=torch.uint8)[:size]
-
-
-def _forget(memory: mmap.mmap, start: int, stop: int) -> None:
-    """Drop the pages of what was read from this process's tables: they belong to the rank that wrote them.
-
-    Large reads only. Without it every rank's resident size counts the others' buckets as its own.
-    """
-    start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+def _forget(memory: Mapping, start: int, stop: int) -> None:
+    """Drop what was read, where it is large: else every rank's resident size counts the others' buckets as its own."""
     if stop - start >= _FORGET_BYTES:
-        memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        memory.forget(start, stop)
 
 
 def _part(storage: Tensor, offset: int, part: Range, dtype: torch.dtype) -> Tensor:
