@@ -333,7 +333,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "BulkResult": {"results": [{"id": JOB, "ok": True, "status": "cancelled", "error": None}]},
     "Page_AttemptView_": {"items": [_ATTEMPT], "next_cursor": None},
     "Page_EventView_": {"items": [_EVENT], "next_cursor": None},
-    "Page_CheckpointView_": {"items": [_CHECKPOINT], "next_cursor": None},
+    "CheckpointPage": {"items": [_CHECKPOINT], "next_cursor": None, "counts": {"verified": 1, "deleted": 4}},
     "CheckpointView": _CHECKPOINT,
     "VerifyResult": {"checkpoint": _CHECKPOINT, "ok": True, "problems": []},
     "MetricsView": {"job_id": JOB, "width": 800, "series": [_SERIES]},

@@ -28,6 +28,8 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 def checkpoints(
     session: Session,
     job: Annotated[str | None, typer.Argument(metavar="JOB", help="Id, end of an id, name, or `latest`.")] = None,
+    removed: Annotated[bool, typer.Option("--removed", help="Those that retention took, too.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 50,
     orphans: Annotated[
         bool, typer.Option("--orphans", help="Instead: what lies in the whole store that nothing refers to.")
     ] = False,
@@ -46,8 +48,10 @@ def checkpoints(
         return
     if job is None:
         raise BadInput("Say which job, or --orphans for the whole store.")
-    items = session.checkpoints(session.job(job))
-    session.output.result(items, lambda: _draw(session, items))
+    path = f"/v1/jobs/{session.job(job)}/checkpoints"
+    pages = list(session.client.pages(path, limit, removed=removed))
+    items = [item for page in pages for item in page["items"]]
+    session.output.result(items, lambda: _draw(session, items, pages[0]["counts"], removed=removed))
 
 
 def _draw_orphans(session: Session, found: Json) -> None:
@@ -76,10 +80,20 @@ def named_checkpoint(session: Session, named: str) -> Json:
     return _newest(session.checkpoints(session.job(job if by_step else named)), int(step) if by_step else None)
 
 
-def _draw(session: Session, items: list[Json]) -> None:
-    if not items:
-        session.output.say("No checkpoint yet.")
-        return
+def _draw(session: Session, items: list[Json], counts: dict[str, int], *, removed: bool) -> None:
+    taken = counts.get("deleted", 0)
+    older = sum(counts.values()) - len(items) - (0 if removed else taken)
+    if items:
+        _draw_table(session, items)
+    else:
+        session.output.say("No checkpoint is left." if taken else "No checkpoint yet.")
+    if older > 0:
+        session.output.say(f"{older} older ones are not shown; --limit says how many are.")
+    if taken and not removed:
+        session.output.say(f"{taken} were removed by retention; --removed shows them.")
+
+
+def _draw_table(session: Session, items: list[Json]) -> None:
     session.output.table(
         ("Id", ">Step", ">Attempt", "Status", "N x stage", ">Size", ">Eval", "Digest", ">Age"),
         (

@@ -111,15 +111,18 @@ class Client:
 
     def items(self, path: str, limit: int, **query: Any) -> list[Json]:
         """Up to `limit` items of a paged list, as many pages as it takes."""
-        found: list[Json] = []
+        return [item for page in self.pages(path, limit, **query) for item in page["items"]]
+
+    def pages(self, path: str, limit: int, **query: Any) -> Iterator[Json]:
+        """The pages of a list, until they hold `limit` items or there are no more."""
         cursor: str | None = None
-        while len(found) < limit:
-            page = self.get(path, limit=min(limit - len(found), 200), cursor=cursor, **query)
-            found += page["items"]
+        while limit > 0:
+            page = self.get(path, limit=min(limit, 200), cursor=cursor, **query)
+            yield page
+            limit -= len(page["items"])
             cursor = page.get("next_cursor")
             if cursor is None:
-                break
-        return found
+                return
 
     @contextmanager
     def bytes_of(self, path: str, **query: Any) -> Iterator[tuple[int | None, Iterator[bytes]]]:

@@ -57,13 +57,14 @@ class Session:
         ids = ", ".join(job["id"][-8:] for job in found[:8])
         raise BadInput(f"{named!r} names {len(found)} jobs; say which: {ids}")
 
-    def checkpoints(self, job_id: str) -> list[Json]:
-        """Every checkpoint of a job."""
-        return self.client.items(f"/v1/jobs/{job_id}/checkpoints", MAX_CHECKPOINTS)
+    def checkpoints(self, job_id: str, *, removed: bool = False) -> list[Json]:
+        """Every checkpoint of a job that exists; `removed`: those that retention took, too."""
+        return self.client.items(f"/v1/jobs/{job_id}/checkpoints", MAX_CHECKPOINTS, removed=removed)
 
     def checkpoint(self, job_id: str, named: str) -> Json:
         """The checkpoint of a job named by its id or the end of it. Raises CommandError, BadInput."""
-        found = [item for item in self.checkpoints(job_id) if len(named) >= 4 and item["id"].endswith(named.lower())]
+        items = self.checkpoints(job_id, removed=True)  # the server says what became of a removed one
+        found = [item for item in items if len(named) >= 4 and item["id"].endswith(named.lower())]
         if len(found) > 1:
             raise BadInput(f"{named!r} names {len(found)} checkpoints; give more of the id.")
         if not found:

@@ -14,7 +14,7 @@ from server.errors import ApiError, not_found
 from server.exporting import Archive, Dtype, Format, archive
 from server.routes.state import ERRORS, CheckpointKey, Db, TheSettings
 from server.routes.stored import store_answers
-from server.rows import checkpoints, jobs, readings
+from server.rows import checkpoint_views, jobs, readings
 from server.rows.readings import Reading
 from server.views import CheckpointView, VerifyResult
 from workers.object_store import open_store
@@ -27,10 +27,10 @@ BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 async def _view(database: Db, checkpoint_id: str) -> CheckpointView:
     async with database.read() as connection:
-        found = await checkpoints.views(connection, checkpoint_id=checkpoint_id)
-    if not found:
+        found = await checkpoint_views.one(connection, checkpoint_id)
+    if found is None:
         raise not_found("checkpoint", checkpoint_id)
-    return found[0]
+    return found
 
 
 @router.get("", operation_id="getCheckpoint")

@@ -14,7 +14,7 @@ from server.errors import invalid, not_found
 from server.routes.state import ERRORS, Db, JobKey, TheSettings
 from server.rows import (
     attempts,
-    checkpoints,
+    checkpoint_views,
     events,
     jobs,
     ledger,
@@ -26,10 +26,11 @@ from server.rows import (
     queue,
     series,
 )
+from server.rows.checkpoint_views import CheckpointQuery
 from server.rows.metrics import LAST_STEP, MetricsQuery
 from server.views import (
     AttemptView,
-    CheckpointView,
+    CheckpointPage,
     EventView,
     ExplainView,
     JobPlanView,
@@ -223,11 +224,14 @@ async def list_checkpoints(
     who: Viewer,
     database: Db,
     shards: Annotated[bool, Query(description="each rank's file too")] = False,
-) -> Page[CheckpointView]:
-    """Checkpoints of the job, newest step first."""
+    removed: Annotated[bool, Query(description="those that retention took, too")] = False,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=2000)] = None,
+) -> CheckpointPage:
+    """One page of the job's checkpoints, newest step first, with how many there are per status."""
     await _must_exist(database, job_id)
     async with database.read() as connection:
-        return Page[CheckpointView](items=await checkpoints.views(connection, job_id=job_id, shards=shards))
+        return await checkpoint_views.page(connection, job_id, CheckpointQuery(shards, removed, cursor, limit))
 
 
 @router.get("/lineage", operation_id="getLineage")

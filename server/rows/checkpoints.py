@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -13,10 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from server.db import Tx
 from server.ids import new_id
 from server.models import Attempt, Checkpoint, CheckpointShard, Job
-from server.rows import needs
-from server.rows.numbers import join, split
+from server.rows.numbers import split
 from server.states import AttemptStatus
-from server.views import CheckpointShardView, CheckpointView, NeededBy
 from workers.contract import CheckpointRecord
 
 CheckpointStatus = Literal["complete", "verified", "corrupt", "deleted"]
@@ -171,23 +169,6 @@ async def in_folder(connection: AsyncConnection, job_id: str, folder: str) -> Ch
     return None if row is None else _ref(row)
 
 
-async def views(
-    connection: AsyncConnection, *, job_id: str | None = None, checkpoint_id: str | None = None, shards: bool = True
-) -> list[CheckpointView]:
-    """Checkpoints of a job (newest step first) or by id; `shards`: each rank's file with them, not only the bad."""
-    statement = select(Checkpoint.__table__).order_by(Checkpoint.step.desc(), Checkpoint.attempt.desc())
-    if job_id is not None:
-        statement = statement.where(Checkpoint.job_id == job_id)
-    if checkpoint_id is not None:
-        statement = statement.where(Checkpoint.id == checkpoint_id)
-    rows = (await connection.execute(statement)).all()
-    files = await _shards(connection, [row.id for row in rows], only_bad=not shards)
-    needed = [
-        need for owner in dict.fromkeys(row.job_id for row in rows) for need in await needs.of_job(connection, owner)
-    ]
-    return [_view(row, files.get(row.id, []), needed, shards=shards) for row in rows]
-
-
 async def set_status(tx: Tx, checkpoint_id: str, status: CheckpointStatus, *, problem: str | None = None) -> None:
     """Set what a checkpoint is, without having read it; see `readings.py` for what a reading found."""
     await tx.execute(update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(status=status, problem=problem))
@@ -225,36 +206,6 @@ async def unpin_many(tx: Tx, job_ids: Collection[str]) -> None:
     if job_ids:
         pinned = update(Checkpoint).where(Checkpoint.job_id.in_(job_ids), Checkpoint.pinned)
         await tx.execute(pinned.values(pinned=False))
-
-
-async def _shards(
-    connection: AsyncConnection, ids: Collection[str], *, only_bad: bool
-) -> dict[str, list[CheckpointShardView]]:
-    if not ids:
-        return {}
-    statement = (
-        select(CheckpointShard.__table__)
-        .where(CheckpointShard.checkpoint_id.in_(ids))
-        .order_by(CheckpointShard.checkpoint_id, CheckpointShard.rank)
-    )
-    if only_bad:
-        statement = statement.where(CheckpointShard.status != "ok")
-    found: dict[str, list[CheckpointShardView]] = {}
-    for row in (await connection.execute(statement)).all():
-        fields = dict(row._mapping)
-        found.setdefault(fields.pop("checkpoint_id"), []).append(CheckpointShardView.model_validate(fields))
-    return found
-
-
-def _view(
-    row: Row[Any], files: Sequence[CheckpointShardView], needed: Sequence[needs.Need], *, shards: bool
-) -> CheckpointView:
-    fields = dict(row._mapping)
-    fields["eval_loss"] = join(row.eval_loss, fields.pop("eval_loss_flag"))
-    fields["seconds_by"] = row.seconds_by or {}
-    by = [NeededBy(job_id=need.job_id, name=need.job_name) for need in needed if need.checkpoint_id == row.id]
-    fields["bad_ranks"] = [file.rank for file in files if file.status != "ok"]
-    return CheckpointView.model_validate({**fields, "needed_by": by, "shards": list(files) if shards else []})
 
 
 def _ref(row: Row[Any]) -> CheckpointRef:

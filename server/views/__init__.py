@@ -8,7 +8,7 @@ Read `view.py` first, then `jobs.py`. Units stand in the names. A number that ma
 from __future__ import annotations
 
 from server.views.attempts import AttemptView, ErrorView, RankView, SavingView
-from server.views.checkpoints import CheckpointShardView, CheckpointView, NeededBy, VerifyResult
+from server.views.checkpoints import CheckpointPage, CheckpointShardView, CheckpointView, NeededBy, VerifyResult
 from server.views.cluster import ExplainView, Holder, NodesView, NodeView, QueueItem, QueueView
 from server.views.jobs import ActionResult, BulkResult, EventView, JobListItem, JobPage, JobView
 from server.views.lineage import LineageAttempt, LineageJob, LineageLink, LineageView
@@ -27,6 +27,7 @@ __all__ = [
     "AdoptedView",
     "AttemptView",
     "BulkResult",
+    "CheckpointPage",
     "CheckpointShardView",
     "CheckpointView",
     "ErrorView",

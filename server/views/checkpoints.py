@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
-from server.views.view import View
+from server.views.view import Page, View
 from workers.contract import Number
 
 
@@ -57,6 +57,12 @@ class CheckpointView(View):
     shards: list[CheckpointShardView] = Field(
         default=[], description="each rank's file; a list of checkpoints has them with shards=true only"
     )
+
+
+class CheckpointPage(Page[CheckpointView]):
+    """A page of a job's checkpoints, with how many there are per status, whether listed or not."""
+
+    counts: dict[str, int]
 
 
 class VerifyResult(View):

@@ -15,6 +15,7 @@ from sqlalchemy import func, select, update
 
 from server.ids import new_id
 from server.models import PointChunk, PointTail, Rollup
+from server.paging import write_cursor
 from server.points import CHUNK_POINTS, COLUMNS, roll_up
 from server.rows import checkpoints, chunks, jobs, logs, metrics, series
 from server.rows.chunks import Extent
@@ -22,6 +23,7 @@ from server.states import Status
 from tests.service.conftest import Api
 from tests.service.reports_by_hand import Rank, checkpoint, log, points, start_attempt
 from tests.unit.checkpoint_by_hand import ByHand
+from workers.contract import CheckpointRecord
 from zero_engine.store import LocalStore
 
 
@@ -330,6 +332,35 @@ async def _published(api: Api) -> tuple[dict[str, Any], ByHand]:
 async def _checkpoint(api: Api, job_id: str) -> dict[str, Any]:
     (found,) = (await api.admin.get(f"/v1/jobs/{job_id}/checkpoints")).json()["items"]
     return dict(found)
+
+
+async def test_a_long_list_of_checkpoints_is_read_in_pages_and_has_removed_ones_on_request(api: Api) -> None:
+    """Each once, newest step first and of one step the newest attempt first; counts stay those of the job."""
+    job = await api.submit()
+    made = [(step, 1) for step in range(1, 70)] + [(step, 2) for step in range(60, 70)]
+    async with api.database.write() as tx:
+        for step, attempt in made:
+            record = CheckpointRecord.model_validate(checkpoint(step, fence=attempt))
+            added = await checkpoints.record(tx, job["id"], attempt, record)
+            if added and step < 50:
+                await checkpoints.set_status(tx, added, "deleted")
+    existing, pages = await _pages(api, job["id"], limit=12)
+    assert existing == sorted((each for each in made if each[0] >= 50), reverse=True) and len(pages) == 3
+    assert all(page["counts"] == {"complete": 30, "deleted": 49} for page in pages)
+    everything, _ = await _pages(api, job["id"], limit=30, removed=True)
+    assert everything == sorted(made, reverse=True)
+    path = f"/v1/jobs/{job['id']}/checkpoints"
+    for strange in (write_cursor("-created_at", [1, 1]), write_cursor("-step,-attempt", ["x", 1]), "%"):
+        assert (await api.admin.get(path, params={"cursor": strange})).status_code == 422
+
+
+async def _pages(api: Api, job_id: str, **query: Any) -> tuple[list[tuple[int, int]], list[dict[str, Any]]]:
+    """Step and attempt of every checkpoint listed, and the pages they stood on."""
+    pages: list[dict[str, Any]] = []
+    while not pages or pages[-1]["next_cursor"]:
+        cursor = {"cursor": pages[-1]["next_cursor"]} if pages else {}
+        pages.append((await api.admin.get(f"/v1/jobs/{job_id}/checkpoints", params={**query, **cursor})).json())
+    return [(item["step"], item["attempt"]) for page in pages for item in page["items"]], pages
 
 
 async def test_verifying_reads_every_byte_and_marks_what_it_finds(api: Api) -> None:

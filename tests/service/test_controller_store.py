@@ -14,7 +14,8 @@ from server.controller.storekeeper import REMOVING
 from server.db import Database
 from server.ids import new_id
 from server.migrations import upgrade
-from server.rows import checkpoints, jobs, new_jobs, readings, series
+from server.rows import checkpoint_views, checkpoints, jobs, new_jobs, readings, series
+from server.rows.checkpoint_views import CheckpointQuery
 from server.states import Action, Status
 from server.views import CheckpointView
 from tests.counted_calls import CountedCalls
@@ -41,7 +42,8 @@ class DiesAt(CountedCalls):
 async def _views(world: World, job: str) -> dict[int, CheckpointView]:
     """By step, removed ones too."""
     async with world.database.read() as connection:
-        return {each.step: each for each in await checkpoints.views(connection, job_id=job)}
+        found = await checkpoint_views.page(connection, job, CheckpointQuery(shards=True, removed=True))
+    return {each.step: each for each in found.items}
 
 
 def _file(world: World, view: CheckpointView, rank: int = 0) -> Path:

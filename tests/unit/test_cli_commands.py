@@ -11,12 +11,16 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from server.cli import main
+from server.cli.checkpoint_commands import _draw
+from server.cli.connection import Session
 from server.cli.jobs_commands import _saving
+from server.cli.output import Output
 from tests.unit.scripted_server import Answer, Asked, Script, job_view, serving
 from tests.waiting import PATIENCE_SECONDS
 
@@ -204,6 +208,23 @@ def test_a_line_too_long_is_marked_where_it_goes_on_and_an_empty_log_is_empty(sc
 
 def checkpoint(step: int, status: str = "verified") -> dict[str, Any]:
     return {"id": f"c{step}", "step": step, "attempt": 1, "status": status}
+
+
+def test_a_list_of_checkpoints_says_what_it_leaves_out(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """Page after page until there are as many as asked for; the older ones and the removed ones are counted."""
+    pages = {None: ([checkpoint(30), checkpoint(20)], "more"), "more": ([checkpoint(10)], "older")}
+
+    def page(asked: Asked) -> Answer:
+        items, following = pages[asked.query.get("cursor")]
+        return Answer({"items": items, "next_cursor": following, "counts": {"verified": 4, "deleted": 7}})
+
+    script.answers[f"GET /v1/jobs/{JOB}/checkpoints"] = page
+    found = shardyard(script, "checkpoints", JOB, "--limit", "3")
+    assert [item["step"] for item in json.loads(found.stdout)] == [30, 20, 10]
+    assert script.asked[-1].query == {"limit": "1", "cursor": "more", "removed": "false"}
+    session = cast(Session, SimpleNamespace(output=Output(terminal=True)))
+    _draw(session, [], {"verified": 4, "deleted": 7}, removed=False)
+    assert "4 older ones" in (said := capsys.readouterr().out) and "7 were removed" in said
 
 
 def test_export_takes_the_newest_usable_checkpoint_and_leaves_no_half_file(script: Script, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ export interface JobFilter {
 }
 
 const PAGE_JOBS = 60;
+const PAGE_CHECKPOINTS = 25; // tall rows
 
 export const meQuery = queryOptions({
   queryKey: ["me"],
@@ -89,10 +90,14 @@ export const jobPlanQuery = (id: string) =>
     queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/plan", { signal, params: { path: { job_id: id } } })),
   });
 
-export const checkpointsQuery = (id: string) =>
-  queryOptions({
-    queryKey: ["checkpoints", id],
-    queryFn: ({ signal }) => body(api.GET("/v1/jobs/{job_id}/checkpoints", { signal, params: { path: { job_id: id } } })),
+/** Newest first; `removed`: those that retention took, too. */
+export const checkpointsQuery = (id: string, removed = false) =>
+  infiniteQueryOptions({
+    queryKey: ["checkpoints", id, { removed }],
+    queryFn: ({ signal, pageParam }) => body(api.GET("/v1/jobs/{job_id}/checkpoints", { signal, params: { path: { job_id: id }, query: { removed, limit: PAGE_CHECKPOINTS, cursor: pageParam ?? undefined } } })),
+    initialPageParam: null as string | null,
+    getNextPageParam: (page) => page.next_cursor ?? null,
+    placeholderData: keepPreviousData,
   });
 
 /** One with its shards; under the key of the list, so that what makes that stale makes it stale. */

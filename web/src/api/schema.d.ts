@@ -267,7 +267,7 @@ export interface paths {
         };
         /**
          * List checkpoints
-         * @description Checkpoints of the job, newest step first.
+         * @description One page of the job's checkpoints, newest step first, with how many there are per status.
          */
         get: operations["listCheckpoints"];
         put?: never;
@@ -1042,6 +1042,64 @@ export interface components {
              * @enum {string}
              */
             kind: "bytes";
+        };
+        /**
+         * CheckpointPage
+         * @description A page of a job's checkpoints, with how many there are per status, whether listed or not.
+         * @example {
+         *       "counts": {
+         *         "deleted": 4,
+         *         "verified": 1
+         *       },
+         *       "items": [
+         *         {
+         *           "attempt": 1,
+         *           "bad_ranks": [],
+         *           "bytes": 131072,
+         *           "created_at": "2026-11-29T12:01:40Z",
+         *           "digest": "5b1e0c7f2a93d846",
+         *           "eval_loss": 5.6,
+         *           "folder": "step-0000000100-attempt-000001",
+         *           "id": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
+         *           "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
+         *           "needed_by": [],
+         *           "pinned": false,
+         *           "problem": null,
+         *           "ranks": 2,
+         *           "seconds": 0.21,
+         *           "seconds_by": {
+         *             "blocked": 0,
+         *             "copy": 0.02,
+         *             "publish": 0.02,
+         *             "write": 0.17
+         *           },
+         *           "shards": [
+         *             {
+         *               "bytes": 65536,
+         *               "checksum": "9f1c2b7a0d3e4455",
+         *               "file": "shard-00000.safetensors",
+         *               "rank": 0,
+         *               "status": "ok"
+         *             }
+         *           ],
+         *           "stage": 2,
+         *           "status": "verified",
+         *           "step": 100,
+         *           "verified_at": "2026-11-29T12:01:40Z"
+         *         }
+         *       ],
+         *       "next_cursor": null
+         *     }
+         */
+        CheckpointPage: {
+            /** Counts */
+            counts: {
+                [key: string]: number;
+            };
+            /** Items */
+            items: components["schemas"]["CheckpointView"][];
+            /** Next Cursor */
+            next_cursor?: string | null;
         };
         /**
          * CheckpointRecord
@@ -3250,55 +3308,6 @@ export interface components {
             next_cursor?: string | null;
         };
         /**
-         * Page[CheckpointView]
-         * @example {
-         *       "items": [
-         *         {
-         *           "attempt": 1,
-         *           "bad_ranks": [],
-         *           "bytes": 131072,
-         *           "created_at": "2026-11-29T12:01:40Z",
-         *           "digest": "5b1e0c7f2a93d846",
-         *           "eval_loss": 5.6,
-         *           "folder": "step-0000000100-attempt-000001",
-         *           "id": "01930f40-11c2-7a9e-b6d4-2f8e1a7c3b32",
-         *           "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
-         *           "needed_by": [],
-         *           "pinned": false,
-         *           "problem": null,
-         *           "ranks": 2,
-         *           "seconds": 0.21,
-         *           "seconds_by": {
-         *             "blocked": 0,
-         *             "copy": 0.02,
-         *             "publish": 0.02,
-         *             "write": 0.17
-         *           },
-         *           "shards": [
-         *             {
-         *               "bytes": 65536,
-         *               "checksum": "9f1c2b7a0d3e4455",
-         *               "file": "shard-00000.safetensors",
-         *               "rank": 0,
-         *               "status": "ok"
-         *             }
-         *           ],
-         *           "stage": 2,
-         *           "status": "verified",
-         *           "step": 100,
-         *           "verified_at": "2026-11-29T12:01:40Z"
-         *         }
-         *       ],
-         *       "next_cursor": null
-         *     }
-         */
-        Page_CheckpointView_: {
-            /** Items */
-            items: components["schemas"]["CheckpointView"][];
-            /** Next Cursor */
-            next_cursor?: string | null;
-        };
-        /**
          * Page[EventView]
          * @example {
          *       "items": [
@@ -5057,6 +5066,10 @@ export interface operations {
             query?: {
                 /** @description each rank's file too */
                 shards?: boolean;
+                /** @description those that retention took, too */
+                removed?: boolean;
+                limit?: number;
+                cursor?: string | null;
             };
             header?: never;
             path: {
@@ -5073,7 +5086,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Page_CheckpointView_"];
+                    "application/json": components["schemas"]["CheckpointPage"];
                 };
             };
             /** @description The request cannot be answered; the problem says what to change. */

@@ -22,7 +22,7 @@ export function Actions({ job, checkpoints }: { job: Job; checkpoints: readonly 
     setAsk(null);
   };
   const error = send.isError ? messageOf(send.error) : null;
-  const lastSaved = Math.max(0, ...checkpoints.map((each) => each.step));
+  const lastSaved = Math.max(0, ...checkpoints.filter((each) => each.status !== "corrupt").map((each) => each.step));
   return (
     <div className="job-actions" role="group" aria-label="Actions">
       {may("pause") && <button type="button" className="button" disabled={send.isPending} onClick={() => send.mutate("pause")}>Pause</button>}
@@ -43,7 +43,7 @@ export function Actions({ job, checkpoints }: { job: Job; checkpoints: readonly 
       )}
       {ask === "delete" && (
         <Confirm title={`Delete “${job.name}”?`} verb="Delete job" danger busy={send.isPending} error={error} onConfirm={() => send.mutate("delete")} onClose={close}>
-          <p className="quiet">Its curves, logs and {checkpoints.length} checkpoints are removed for good.</p>
+          <p className="quiet">Its curves, logs and checkpoints are removed for good.</p>
         </Confirm>
       )}
       {ask === "resume" && <ResumeDialog job={job} checkpoints={checkpoints} onClose={close} />}

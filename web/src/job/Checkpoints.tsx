@@ -1,6 +1,6 @@
 /** The checkpoints that exist, what is in each, and the way back from them. */
 
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useInfiniteQuery, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, body, messageOf, type Checkpoint, type Job } from "../api/client";
@@ -22,13 +22,17 @@ const MARKS: Record<Checkpoint["status"], [string, string]> = {
 };
 
 export function Checkpoints({ job }: { job: Job }) {
-  const checkpoints = useQuery(checkpointsQuery(job.id));
+  const [removed, setRemoved] = useState(false);
+  const checkpoints = useInfiniteQuery(checkpointsQuery(job.id, removed));
   const [resumeFrom, setResumeFrom] = useState<string | null>(null);
   const [forkAt, setForkAt] = useState<Checkpoint | null>(null);
   if (checkpoints.isPending) return <div className="panel"><Bones rows={4} label="Reading the checkpoints" /></div>;
   if (!checkpoints.data) return <Notice tone="bad" onRetry={() => void checkpoints.refetch()}>{messageOf(checkpoints.error)}</Notice>;
-  const items = [...checkpoints.data.items].sort((a, b) => b.step - a.step || b.attempt - a.attempt);
-  if (items.length === 0) {
+  const items = checkpoints.data.pages.flatMap((page) => page.items);
+  const counts = checkpoints.data.pages.at(-1)?.counts ?? {};
+  const { deleted: taken = 0 } = counts;
+  const existing = Object.values(counts).reduce((sum, count) => sum + count, 0) - taken;
+  if (existing + taken === 0) {
     return (
       <>
         <div className="panel empty">
@@ -42,16 +46,26 @@ export function Checkpoints({ job }: { job: Job }) {
   }
   return (
     <>
-      <Panel title="Checkpoints" aside={<span className="quiet">any of them resumes on other ranks or at another stage, with the same bits</span>} flush>
+      <Panel title="Checkpoints" aside={<Counts existing={existing} taken={taken} removed={removed} onRemoved={setRemoved} />} flush>
         <SaveState job={job} />
         <div className="checkpoints">
           {items.map((each) => <Row key={each.id} job={job} checkpoint={each} onResume={() => setResumeFrom(each.id)} onFork={() => setForkAt(each)} />)}
         </div>
+        {checkpoints.hasNextPage && <p className="more"><button type="button" className="button" disabled={checkpoints.isFetchingNextPage} onClick={() => void checkpoints.fetchNextPage()}>Older checkpoints</button></p>}
       </Panel>
       <LineagePanel job={job} />
       {forkAt !== null && <ForkDialog job={job} checkpoint={forkAt} onClose={() => setForkAt(null)} />}
       {resumeFrom !== null && <ResumeDialog job={job} checkpoints={items} checkpoint={resumeFrom} onClose={() => setResumeFrom(null)} />}
     </>
+  );
+}
+
+function Counts({ existing, taken, removed, onRemoved }: { existing: number; taken: number; removed: boolean; onRemoved: (removed: boolean) => void }) {
+  return (
+    <span className="quiet checkpoint-counts">
+      {formatCount(existing)} kept; each resumes on other ranks or at another stage, with the same bits
+      {taken > 0 && <label><input type="checkbox" checked={removed} onChange={(event) => onRemoved(event.target.checked)} /> {formatCount(taken)} removed</label>}
+    </span>
   );
 }
 

@@ -1,6 +1,6 @@
 /** Name, state with its reason, the yardstick, the readouts, and the buttons that the state allows. */
 
-import { useQuery } from "@tanstack/react-query";
+import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import type { Job } from "../api/client";
 import { checkpointsQuery, explainQuery } from "../api/queries";
@@ -16,8 +16,8 @@ import { Actions } from "./Actions";
 const UNREACHABLE_SECONDS = 30;
 
 export function JobHead({ job }: { job: Job }) {
-  const checkpoints = useQuery(checkpointsQuery(job.id));
-  const notches = checkpoints.data?.items.filter((each) => each.status !== "deleted" && each.status !== "corrupt").map((each) => each.step) ?? [];
+  const checkpoints = useInfiniteQuery(checkpointsQuery(job.id)).data?.pages.flatMap((page) => page.items) ?? [];
+  const notches = checkpoints.filter((each) => each.status !== "corrupt").map((each) => each.step);
   return (
     <header className="job-head">
       <div className="job-title">
@@ -30,7 +30,7 @@ export function JobHead({ job }: { job: Job }) {
           {job.tags.map((tag) => <bdi key={tag} className="tag">{tag}</bdi>)}
         </div>
       </div>
-      <Actions job={job} checkpoints={checkpoints.data?.items ?? []} />
+      <Actions job={job} checkpoints={checkpoints} />
       <div className="job-state">
         <State status={job.status} />
         <Because job={job} />
