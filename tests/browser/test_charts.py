@@ -1,12 +1,17 @@
-"""Curves: nothing bad hidden, the zoom kept, readable without the picture."""
+"""Curves: nothing bad hidden, the zoom kept, readable without the picture; and the save that runs beside them."""
 
 from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.specs import digits, own_model
 from tests.running_service import Service
+from workers.process_table import PROC
 
 NON_FINITE = 5  # steps of specs.ODD whose loss is NaN
 
@@ -75,11 +80,38 @@ def test_a_chart_speaks_and_zooms_by_keyboard(page: Page, odd_job: str) -> None:
     expect(follow).to_have_count(0)
 
 
-def test_the_zoom_stays_while_new_steps_arrive_until_somebody_follows(page: Page, service: Service) -> None:
-    """Drag over a live chart: its steps stay those while the job takes ten more; Follow shows the newest again."""
+def test_a_live_job_keeps_the_zoom_and_shows_the_save_that_runs(page: Page, service: Service) -> None:
+    """Drag over a live chart: its steps stay those while the job takes ten more; Follow shows the newest again.
+
+    While a save runs the page names its step; of one that has ended it says where the time went.
+    """
     with service.running(digits("zoomed", steps=100_000)) as job_id:
         service.wait(job_id, lambda job: job["step"] >= 40)
         keep_the_zoom(page, service, job_id)
+        see_a_save(page, service, job_id)
+        page.get_by_role("button", name="Kill…").click()
+        page.get_by_role("button", name="Kill job").click()
+        expect(page.locator(".job-state .state")).to_have_text("cancelled")
+
+
+def see_a_save(page: Page, service: Service, job_id: str) -> None:
+    """The writer of a rank stands still, so its next save does not end; then it goes on."""
+    page.get_by_role("link", name="Checkpoints", exact=True).click()
+    expect(page.get_by_label("Parts of the save").first).to_contain_text("hashed and written")
+    rank = service.job(job_id)["current_attempt"]["rank_states"][0]["pid"]
+    writer = next(process for process in PROC.glob("[0-9]*") if is_writer_of(rank, process))
+    os.kill(int(writer.name), signal.SIGSTOP)
+    saving = page.get_by_label("Saving beside training, this attempt").get_by_text("Saving now")
+    expect(saving).to_be_visible()
+    os.kill(int(writer.name), signal.SIGCONT)
+
+
+def is_writer_of(rank: int, process: Path) -> bool:
+    try:
+        words = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:  # it has ended meanwhile
+        return False
+    return b"zero_engine.writer" in words and words[-1] == str(rank).encode()
 
 
 def keep_the_zoom(page: Page, service: Service, job_id: str) -> None:
@@ -99,9 +131,6 @@ def keep_the_zoom(page: Page, service: Service, job_id: str) -> None:
     follow.click()
     expect(follow).to_have_count(0)
     expect(label).not_to_have_attribute("aria-label", before or "")
-    page.get_by_role("button", name="Kill…").click()
-    page.get_by_role("button", name="Kill job").click()
-    expect(page.locator(".job-state .state")).to_have_text("cancelled")
 
 
 def test_memory_shows_the_plan_met_to_the_byte_and_the_papers_lines(page: Page, service: Service) -> None:
