@@ -5,8 +5,9 @@
 
 A state is `--parameters` million fp32 weights with both AdamW moments. All cases take turns in one process group of
 gloo ranks with one thread each, and a time is that of the slowest rank, from a barrier on. Every write ends with fsync.
-Before a cold read the files are read once and dropped from the page cache. `growth` is the peak resident memory of the
-largest rank over the memory before the case. Ratios are medians over medians of the raw case.
+Before a cold read the files are read once and dropped from the page cache, before a warm one they are read once.
+`growth` is the peak resident memory of the largest rank over the memory before the case. Ratios are medians over
+medians of the raw case.
 
 Note: why files are read before they are dropped. A virtual machine gives free memory back to its host, and the first
 touch afterwards costs more than the reading itself. Files that were written past the page cache would pay for it in
@@ -177,15 +178,12 @@ class Bench:
     def _named(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         return {f"{self.rank}.{name}": tensor for name, tensor in tensors.items()}
 
-    def evict(self, *names: str) -> None:
-        """Read files and drop them from the page cache."""
+    def pass_over(self, name: str, work: Callable[[Path], None]) -> None:
+        """Do something with every file of a case, the ranks in turns."""
         dist.barrier()
-        for name in names:
-            for path in sorted([*self.folder.glob(f"{name}-*"), *(self.folder / name).rglob("*")])[
-                self.rank :: self.ranks
-            ]:
-                if path.is_file():
-                    drop(path)
+        for path in sorted([*self.folder.glob(f"{name}-*"), *(self.folder / name).rglob("*")])[self.rank :: self.ranks]:
+            if path.is_file():
+                work(path)
         dist.barrier()
 
     def clear(self, *names: str) -> None:
@@ -252,8 +250,9 @@ def measure_loads(bench: Bench, rounds: int) -> None:
     _ = bench.gathering  # built before anything is measured
     for _ in range(rounds):
         for name, (files, work) in ways.items():
-            bench.evict(files)
+            bench.pass_over(files, drop)
             bench.time(f"load {name}, cold", work)
+            bench.pass_over(files, read_through)
             bench.time(f"load {name}, warm", work)
 
 
@@ -356,11 +355,18 @@ def sync(path: Path) -> None:
     os.close(descriptor)
 
 
-def drop(path: Path) -> None:
-    """Read a file, write it back and drop it from the page cache."""
+def read_through(path: Path) -> None:
+    """Have a file in the page cache."""
     descriptor, buffer = os.open(path, os.O_RDONLY), bytearray(CHUNK_BYTES)
     while os.readv(descriptor, [buffer]):
         continue
+    os.close(descriptor)
+
+
+def drop(path: Path) -> None:
+    """Read a file, write it back and drop it from the page cache."""
+    read_through(path)
+    descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)

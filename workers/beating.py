@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from zero_engine.fetcher import Filled, Part
 from zero_engine.store import Bytes, ErrorType, Store, Writer
 
 BEAT_SECONDS = 5.0  # at most one call in so many
@@ -41,6 +42,9 @@ class Beating:
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         self._store.read_into(key, offset, buffer)
+
+    def read_parts(self, key: str, parts: Sequence[Part], filled: Filled, alone: bool) -> None:
+        self._store.read_parts(key, parts, filled, alone)
 
     def size(self, key: str) -> int:
         return self._store.size(key)

@@ -7,13 +7,14 @@ S3 client finds them; they are no part of a url and are never logged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
+from zero_engine.fetcher import Filled, Part
 from zero_engine.store import (
     Bytes,
     ErrorType,
@@ -110,6 +111,11 @@ class ObjectStore:
             raise StoreAway(f"{key}: the store sent other bytes than were asked for")
         for place, part in zip(places, parts, strict=True):
             target[place : place + len(part)] = memoryview(part)
+
+    def read_parts(self, key: str, parts: Sequence[Part], filled: Filled, alone: bool) -> None:
+        for number, part in enumerate(parts):
+            self.read_into(key, part.offset, part.buffer)
+            filled(number)
 
     def _require_bytes(self, key: str, count: int) -> None:
         if self.size(key) < count:

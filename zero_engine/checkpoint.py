@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,6 +40,7 @@ from zero_engine.shard import (
     NamedSource,
     Record,
     Source,
+    Wanted,
     publish,
     put_record,
     read_blob,
@@ -291,6 +293,8 @@ def changes(manifest: Manifest, subject: Subject) -> list[str]:
 def read_state(store: Store, manifest: Manifest, subject: Subject) -> None:
     """Fill this rank's tensors from the shards, every block verified. Raises CheckpointError."""
     have, need = list(manifest.segments), list(subject.held())
+    own = {run for run, _ in subject.owned()}
+    reads: dict[tuple[int, bool], list[_Read]] = defaultdict(list)  # by shard, and whether no other rank reads them
     for move in moves([segment.run for _, segment in have], [run for run, _ in need]):
         shard, segment = have[move.source]
         run, tensor = need[move.target]
@@ -298,23 +302,50 @@ def read_state(store: Store, manifest: Manifest, subject: Subject) -> None:
             raise Unfit(f"{run.kind} block {run.first} is {segment.dtype}; this engine keeps {tensor.dtype}")
         block = manifest.layout.block
         target = tensor[move.target_block * block : (move.target_block + move.count) * block]
-        _read_run(store, manifest, shard, segment, move.source_block, target)
+        reads[shard.rank, run in own].append(_Read(segment, move.source_block, target))
+    shards = {shard.rank: shard for shard in manifest.shards}
+    for (rank, alone), wanted in reads.items():
+        _read_tensors(store, manifest, shards[rank], sorted(wanted, key=lambda read: read.offset), alone)
     _read_buffers(store, manifest, subject)
 
 
-def _read_run(store: Store, manifest: Manifest, shard: Shard, segment: Segment, first: int, target: Tensor) -> None:
-    """Blocks from `first` of the segment on into `target`, over the host where the device is another."""
-    count = target.numel() // manifest.layout.block
-    if target.device.type == "cpu":
-        read_blocks(store, manifest.folder, shard, segment, first, count, bytes_of(target))
+@dataclass(frozen=True)
+class _Read:
+    """Blocks of a segment from number `first` on, for a tensor (1-D)."""
+
+    segment: Segment
+    first: int
+    target: Tensor
+
+    @property
+    def offset(self) -> int:
+        """In the shard's file."""
+        return self.segment.offset + self.first * self.segment.block_bytes
+
+
+def _read_tensors(store: Store, manifest: Manifest, shard: Shard, reads: Sequence[_Read], alone: bool) -> None:
+    """Reads of one shard, in order of their places; over the host where the device is another."""
+    if all(read.target.device.type == "cpu" for read in reads):
+        wanted = [Wanted(read.segment, read.first, bytes_of(read.target)) for read in reads]
+        read_blocks(store, manifest.folder, shard, wanted, alone=alone)
         return
-    most = max(1, BOUNCE_BYTES // segment.block_bytes)
-    bounce = torch.empty(most * manifest.layout.block, dtype=target.dtype)
-    for start in range(0, count, most):
-        blocks = min(most, count - start)
-        part = bounce[: blocks * manifest.layout.block]
-        read_blocks(store, manifest.folder, shard, segment, first + start, blocks, bytes_of(part))
-        target[start * manifest.layout.block :][: part.numel()].copy_(part)
+    pieces = [piece for read in reads for piece in _bounces(read, manifest.layout.block)]
+    bounce = torch.empty(BOUNCE_BYTES, dtype=torch.uint8)
+    hosts = [bounce[: piece.target.numel() * piece.target.element_size()] for piece in pieces]
+    wanted = [Wanted(piece.segment, piece.first, bytes_of(host)) for piece, host in zip(pieces, hosts, strict=True)]
+
+    def filled(number: int) -> None:
+        target = pieces[number].target
+        target.copy_(hosts[number].view(target.dtype))
+
+    read_blocks(store, manifest.folder, shard, wanted, filled, alone)
+
+
+def _bounces(read: _Read, block: int) -> Iterator[_Read]:
+    """The read in pieces of at most BOUNCE_BYTES."""
+    most = BOUNCE_BYTES // read.segment.block_bytes
+    for start in range(0, read.target.numel() // block, most):
+        yield _Read(read.segment, read.first + start, read.target[start * block : (start + most) * block])
 
 
 def _read_buffers(store: Store, manifest: Manifest, subject: Subject) -> None:

@@ -18,7 +18,7 @@ from zero_engine.layout import Entry as Place
 from zero_engine.layout import Layout
 from zero_engine.manifest import Blob, CheckpointError, Manifest, Segment, Shard
 from zero_engine.reshard import FROZEN, MASTER
-from zero_engine.shard import BUFFER, read_blob, read_blocks
+from zero_engine.shard import BUFFER, Wanted, read_blob, read_blocks
 from zero_engine.store import Store
 from zero_engine.tensorfile import ITEM_BYTES, Entry, encode_header
 
@@ -130,7 +130,7 @@ class _FlatReader:
             most = max(1, self._store.read_bytes // segment.block_bytes)
             blocks = min(most, segment.first + segment.count - first, -(-stop // self._block) - first)
             data = memoryview(bytearray(blocks * segment.block_bytes))
-            read_blocks(self._store, self._folder, shard, segment, first - segment.first, blocks, data)
+            read_blocks(self._store, self._folder, shard, [Wanted(segment, first - segment.first, data)])
             item, base = ITEM_BYTES[segment.dtype], first * self._block
             end = min(stop, base + blocks * self._block)
             yield data[(start - base) * item : (end - base) * item]

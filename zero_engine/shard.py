@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
+from zero_engine.fetcher import Part
 from zero_engine.manifest import (
     CHECKSUM_BYTES,
     Blob,
@@ -58,6 +59,15 @@ class NamedSource:
     dtype: str
     shape: tuple[int, ...]
     data: memoryview  # bytes
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Whole blocks of a segment, from its block number `first` on, and where they go."""
+
+    segment: Segment
+    first: int
+    target: memoryview  # bytes
 
 
 @dataclass(frozen=True)
@@ -132,19 +142,38 @@ def block_checksums(data: memoryview, block_bytes: int) -> bytes:
 
 
 def read_blocks(
-    store: Store, folder: str, shard: Shard, segment: Segment, first: int, count: int, target: memoryview
+    store: Store,
+    folder: str,
+    shard: Shard,
+    wanted: Sequence[Wanted],
+    filled: Callable[[int], None] = lambda number: None,
+    alone: bool = False,
 ) -> None:
-    """Fill `target` with `count` blocks from block `first` of the segment on, every one verified.
+    """Fill every target in one way through the shard's file, every block verified.
 
-    Raises CheckpointError that names the file and the first damaged block.
+    `filled` is told the number of each in `wanted` before the next is touched, which may have the same memory. `alone`:
+    no other rank reads these blocks. Raises CheckpointError that names the file and the first damaged block.
     """
-    block_bytes = segment.block_bytes
-    assert len(target) == count * block_bytes, f"{len(target)} bytes for {count} blocks of {block_bytes}"
-    done = 0
-    for piece in _pieces(target, block_bytes, store.read_bytes):
-        read_range(store, folder, shard, segment.offset + first * block_bytes + done, piece)
-        _verify(piece, segment, first + done // block_bytes, f"{shard.file} of {folder}")
-        done += len(piece)
+    parts, places = list[Part](), list[tuple[int, int, bool]]()
+    for number, each in enumerate(wanted):
+        done, size = 0, each.segment.block_bytes
+        for piece in _pieces(each.target, size, store.read_bytes):
+            parts.append(Part(each.segment.offset + each.first * size + done, piece))
+            done += len(piece)
+            places.append((number, each.first + (done - len(piece)) // size, done == len(each.target)))
+
+    def verify(part: int) -> None:
+        number, first, last = places[part]
+        segment = wanted[number].segment
+        bad = damaged_blocks(parts[part].buffer, segment, first)
+        if bad:
+            raise CheckpointError(
+                f"{shard.file} of {folder}: the checksum of {segment.kind} block {bad[0]} does not match"
+            )
+        if last:
+            filled(number)
+
+    read_parts(store, folder, shard, parts, verify, alone)
 
 
 def damaged_blocks(data: memoryview, segment: Segment, first: int) -> list[int]:
@@ -162,9 +191,22 @@ def damaged_blocks(data: memoryview, segment: Segment, first: int) -> list[int]:
 
 
 def read_range(store: Store, folder: str, shard: Shard, offset: int, target: memoryview) -> None:
-    """Fill `target` from a shard's file. A store that is away stays a StoreAway; anything else is a CheckpointError."""
+    """Fill `target` from a shard's file. Raises as `read_parts` does."""
+    if len(target):
+        read_parts(store, folder, shard, [Part(offset, target)])
+
+
+def read_parts(
+    store: Store,
+    folder: str,
+    shard: Shard,
+    parts: Sequence[Part],
+    filled: Callable[[int], None] = lambda number: None,
+    alone: bool = False,
+) -> None:
+    """Parts of a shard's file. A store that is away stays a StoreAway; what else it raises is a CheckpointError."""
     try:
-        store.read_into(f"{folder}/{shard.file}", offset, target)
+        store.read_parts(f"{folder}/{shard.file}", parts, filled, alone)
     except StoreAway:
         raise
     except StoreError as error:
@@ -264,12 +306,6 @@ def _new_records(store: Store, folder: str, missing: Sequence[int], ticket: str)
             raise CheckpointError(f"{folder}: rank {rank} could not save its shard: {said.problem}")
         arrived[rank] = said
     return arrived
-
-
-def _verify(data: memoryview, segment: Segment, first: int, where: str) -> None:
-    bad = damaged_blocks(data, segment, first)
-    if bad:
-        raise CheckpointError(f"{where}: the checksum of {segment.kind} block {bad[0]} does not match")
 
 
 def _pieces(data: memoryview, block_bytes: int, piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:

@@ -12,7 +12,7 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from zero_engine.appender import Appender
+from zero_engine.fetcher import Fetcher, Filled, Part
 
 Bytes = bytes | bytearray | memoryview
 ErrorType = type[BaseException] | None
 
-AHEAD_BYTES = 32 * 2**20  # asked of the disk ahead of time, since loads go through a file in order
 TEMPORARY = ".tmp-"  # prefix of files that are not objects yet
 
 
@@ -90,6 +90,13 @@ class Store(Protocol):
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` (bytes, writable) from `offset` on. An object that is too short is a StoreError."""
 
+    def read_parts(self, key: str, parts: Sequence[Part], filled: Filled, alone: bool) -> None:
+        """`read_into` for every part, none of them empty, in order of their places: one way through the object.
+
+        `filled` is told the number of each part before the next is touched, which may have the same memory. `alone`:
+        nobody else reads these bytes at this time, so that no cache needs to keep them.
+        """
+
     def size(self, key: str) -> int:
         """Bytes of an object."""
 
@@ -110,9 +117,10 @@ class Store(Protocol):
 
 
 class FileCalls:
-    """The calls to the kernel that change a disk, one method each, so that a test can die at every one of them."""
+    """The calls to the kernel that a disk answers, one method each, so that a test can die at each or answer itself."""
 
     write_bytes = 4 * 2**20  # of one write of a large object: pages of 4 KiB; tests take less, to die in the middle
+    read_bytes = 2 * 2**20  # of one read past the page cache: pages of 4 KiB; two make a load's memory
 
     def open(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -125,8 +133,17 @@ class FileCalls:
         if _SYNC_FILE_RANGE is not None:
             _SYNC_FILE_RANGE(descriptor, offset, count, _SYNC_FILE_RANGE_WRITE)
 
+    def read(self, descriptor: int, view: memoryview, offset: int) -> int:
+        return os.preadv(descriptor, [view], offset)
+
+    def read_cached(self, descriptor: int, view: memoryview, offset: int) -> int:
+        """Some of what the page cache holds. EAGAIN when it holds nothing, EOPNOTSUPP when there is no telling."""
+        if _FROM_CACHE is None:
+            raise OSError(errno.EOPNOTSUPP, "this system reads from its page cache and from a disk alike")
+        return os.preadv(descriptor, [view], offset, _FROM_CACHE)
+
     def go_direct(self, descriptor: int, direct: bool) -> None:
-        """What is written from now on goes past the page cache, or no longer. EINVAL where the file system cannot."""
+        """From now on bytes go past the page cache, or no longer. EINVAL where the file system cannot."""
         flags, bit = fcntl.fcntl(descriptor, fcntl.F_GETFL), getattr(os, "O_DIRECT", 0)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | bit if direct else flags & ~bit)
 
@@ -177,20 +194,14 @@ class LocalStore:
             return self._path(key).read_bytes()
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        target, done, descriptor = buffer.cast("B"), 0, -1
-        try:
-            descriptor = os.open(f"{self.root}/{check_key(key)}", os.O_RDONLY | os.O_CLOEXEC)
-            _read_ahead(descriptor, offset, len(target))
-            while done < len(target):
-                count = os.preadv(descriptor, [target[done:] if done else target], offset + done)
-                if count == 0:
-                    end = offset + len(target)
-                    raise StoreError(f"{key} is truncated: it ends at byte {offset + done}, {end} are needed")
-                done += count
-        except OSError as error:
-            raise _translation(key, error) from error
-        finally:
-            if descriptor >= 0:
+        self.read_parts(key, [Part(offset, buffer.cast("B"))], lambda number: None, alone=False)
+
+    def read_parts(self, key: str, parts: Sequence[Part], filled: Filled, alone: bool) -> None:
+        with _translated(key):
+            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                Fetcher(descriptor, self.files).fetch(parts, filled, alone)
+            finally:
                 os.close(descriptor)
 
     def size(self, key: str) -> int:
@@ -311,6 +322,7 @@ _ERRORS: dict[int, type[StoreError]] = {
 }
 
 
+_FROM_CACHE: int | None = getattr(os, "RWF_NOWAIT", None)
 _SYNC_FILE_RANGE_WRITE = 2
 _SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux; the standard library has no name for it
 if _SYNC_FILE_RANGE is not None:
@@ -329,13 +341,6 @@ def check_key(key: str) -> str:
 def as_store(place: Store | str | os.PathLike[str]) -> Store:
     """A Store as it is; a path as a LocalStore."""
     return LocalStore(place) if isinstance(place, str | os.PathLike) else place
-
-
-def _read_ahead(descriptor: int, offset: int, count: int) -> None:
-    """Once per window, ask the disk for this window and the next."""
-    window = (offset + count) // AHEAD_BYTES
-    if count and offset // AHEAD_BYTES != window:
-        os.posix_fadvise(descriptor, window * AHEAD_BYTES, 2 * AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 def _sync_folder(folder: Path, files: FileCalls) -> None:

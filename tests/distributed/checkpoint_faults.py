@@ -6,10 +6,12 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.counted_calls import CountedCalls
+from zero_engine.fetcher import Filled, Part
 from zero_engine.store import FileCalls, LocalStore, StoreAway, Writer
 
 
@@ -66,38 +68,38 @@ class Counting(LocalStore):
         super().__init__(root)
         self.bytes_read: dict[str, int] = {}
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        super().read_into(key, offset, buffer)
+    def read_parts(self, key: str, parts: Sequence[Part], filled: Filled, alone: bool) -> None:
+        super().read_parts(key, parts, filled, alone)
         name = key.rsplit("/", 1)[1]
-        self.bytes_read[name] = self.bytes_read.get(name, 0) + len(buffer)
+        self.bytes_read[name] = self.bytes_read.get(name, 0) + sum(len(part.buffer) for part in parts)
 
 
 class Vanishing(LocalStore):
-    """Another process deletes the shards while they are read."""
+    """Another process deletes a shard while its checkpoint is read."""
 
     def __init__(self, root: str, after: int) -> None:
         super().__init__(root)
-        self.after = after  # reads that pass
+        self.after = after  # shards that are read before
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+    def read_parts(self, key: str, parts: Sequence[Part], filled: Filled, alone: bool) -> None:
         self.after -= 1
-        if self.after == 0:
+        if self.after == -1:
             (self.root / key).unlink(missing_ok=True)
-        super().read_into(key, offset, buffer)
+        super().read_parts(key, parts, filled, alone)
 
 
 class Away(LocalStore):
-    """A store that stops answering after so many reads."""
+    """A store that stops answering when so many shards are read."""
 
     def __init__(self, root: str, after: int) -> None:
         super().__init__(root)
         self.after = after
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+    def read_parts(self, key: str, parts: Sequence[Part], filled: Filled, alone: bool) -> None:
         self.after -= 1
         if self.after < 0:
             raise StoreAway(f"{key}: the store does not answer")
-        super().read_into(key, offset, buffer)
+        super().read_parts(key, parts, filled, alone)
 
 
 class GatedStore(LocalStore):

@@ -302,20 +302,20 @@ def test_more_shards_than_readers_have_ranks(pool: Pool, memory_path: Path) -> N
 
 
 def load_vanishing(rank: Rank, store: str, after: int) -> tuple[str, list[tuple[str, str]]]:
-    return load(rank, Vanishing(store, after) if rank.rank == 0 else store, 2)
+    return load(rank, Vanishing(store, after) if rank.rank == 0 else store, stage=0)
 
 
 def test_a_checkpoint_deleted_while_it_is_read_is_passed_over(pool: Pool, memory_path: Path) -> None:
     """A shard that goes away half-way through a load is a reason to fall back, not a crash."""
     old, _ = pool.run(2, save_twice, str(memory_path))[0]
-    for digest, refused in pool.run(2, load_vanishing, str(memory_path), 3):
+    for digest, refused in pool.run(2, load_vanishing, str(memory_path), 1):
         assert digest == old and refused[0][0] == NEW
 
 
 def load_from_afar(rank: Rank, store: str) -> str:
     """Rank 1's store goes away half-way."""
     with pytest.raises(StoreAway) as caught:
-        load(rank, Away(store, 5) if rank.rank == 1 else store, 2)
+        load(rank, Away(store, 1) if rank.rank == 1 else store, stage=0)
     return str(caught.value)
 
 

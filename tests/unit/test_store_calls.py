@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import permutations
@@ -21,6 +21,7 @@ import pytest
 from tests.counted_calls import CountedCalls
 from tests.unit.checkpoint_by_hand import ByHand
 from zero_engine.catalog import delete, list_checkpoints, unfinished, verify
+from zero_engine.fetcher import Filled, Part
 from zero_engine.manifest import CheckpointError
 from zero_engine.shard import Record, publish, put_record, wait_for_records, write_shard
 from zero_engine.store import Bytes, ErrorType, LocalStore, NotFound, Store, StoreError, Writer, check_key
@@ -51,6 +52,11 @@ class Bucket:
         if len(data) < len(buffer):
             raise StoreError(f"{key} is truncated")
         buffer[:] = data
+
+    def read_parts(self, key: str, parts: Sequence[Part], filled: Filled, alone: bool) -> None:
+        for number, part in enumerate(parts):
+            self.read_into(key, part.offset, part.buffer)
+            filled(number)
 
     def size(self, key: str) -> int:
         return len(self.get(key))
@@ -127,6 +133,9 @@ class Dying:
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         self._around(lambda: self.inner.read_into(key, offset, buffer))
+
+    def read_parts(self, key: str, parts: Sequence[Part], filled: Filled, alone: bool) -> None:
+        self._around(lambda: self.inner.read_parts(key, parts, filled, alone))
 
     def size(self, key: str) -> int:
         return int(self._around(lambda: self.inner.size(key)))

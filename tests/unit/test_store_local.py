@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from zero_engine.fetcher import Part
 from zero_engine.store import FileCalls, LocalStore, NotFound, StoreDenied, StoreError, StoreFull, as_store
 
 
@@ -101,6 +102,65 @@ def test_a_write_that_fails_behind_the_writers_back_is_its_error(tmp_path: Path)
         with pytest.raises(StoreFull, match="a: No space left"):
             LocalStore(tmp_path, Full()).put("a", bytes(size))
     assert os.listdir(tmp_path) == []
+
+
+class Cold(FileCalls):
+    """A page cache that holds the first bytes and a disk that gives a page at a time; both give fewer than asked."""
+
+    read_bytes = 8192
+
+    def __init__(self, cached: int, refuses: bool, reads: int) -> None:
+        self.cached, self.refuses, self.reads = cached, refuses, reads
+        self.direct, self.past = False, 0
+
+    def go_direct(self, descriptor: int, direct: bool) -> None:
+        if direct and self.refuses:
+            raise OSError(22, "Invalid argument")
+        self.direct = direct
+
+    def read_cached(self, descriptor: int, view: memoryview, offset: int) -> int:
+        if self.cached < 0:
+            raise OSError(95, "Operation not supported")
+        if offset >= self.cached:
+            raise BlockingIOError
+        return os.preadv(descriptor, [view[: min(1000, self.cached - offset)]], offset)
+
+    def read(self, descriptor: int, view: memoryview, offset: int) -> int:
+        if self.direct:
+            self.past += 1
+            if self.past > self.reads or offset % 4096 or len(view) % 4096:
+                raise OSError(22, "Invalid argument")
+        return os.preadv(descriptor, [view[:4096]], offset)
+
+
+@pytest.mark.parametrize("cached", [-1, 0, 5000, 10**6])
+@pytest.mark.parametrize("reads", [0, 3, 10**6])
+@pytest.mark.parametrize("refuses", [False, True])
+def test_every_byte_is_fetched_past_the_page_cache_or_from_it(
+    tmp_path: Path, cached: int, reads: int, refuses: bool
+) -> None:
+    """Parts of any size at any place, with gaps, into memory used again; refused at once, later or never."""
+    data, scratch, seen = os.urandom(50_001), memoryview(bytearray(9000)), list[bytes]()
+    LocalStore(tmp_path).put("a", data)
+    places = [(64, 1), (65, 4096), (4500, 9000), (13_500, 20), (30_000, 3), (30_003, 8189), (49_000, 1001)]
+    parts = [Part(offset, scratch[:count]) for offset, count in places]
+    files = Cold(cached, refuses, reads)
+    LocalStore(tmp_path, files).read_parts("a", parts, lambda number: seen.append(bytes(parts[number].buffer)), True)
+    assert seen == [data[offset : offset + count] for offset, count in places]
+    assert (files.past > 0) == (0 <= cached < 50_001 and not refuses)
+    assert files.past < 3 or files.direct == (reads > 3), "every read is a whole number of disk blocks"
+
+
+def test_a_file_cut_short_is_never_padded(tmp_path: Path) -> None:
+    """Whatever way its bytes take, a part beyond the end is an error that says where the end is."""
+    LocalStore(tmp_path).put("a", bytes(10_000))
+    for cached in (-1, 0, 10_000):
+        store = LocalStore(tmp_path, Cold(cached, False, 10**6))
+        parts = [Part(0, memoryview(bytearray(9_000))), Part(9_000, memoryview(bytearray(1_001)))]
+        done = list[int]()
+        with pytest.raises(StoreError, match="a: truncated: it ends at byte 10000, 10001 are needed"):
+            store.read_parts("a", parts, done.append, alone=True)
+        assert 1 not in done
 
 
 def test_a_failing_fsync_publishes_nothing(tmp_path: Path) -> None:
