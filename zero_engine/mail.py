@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -15,6 +17,9 @@ from zero_engine.arenas import Arenas
 from zero_engine.comm import Comm, Gather
 from zero_engine.layout import Range
 from zero_engine.plan import Blueprint
+
+_WORD_BYTES = 8
+_WORD = (1 << 64) - 1  # a word without its sign
 
 
 @dataclass(frozen=True)
@@ -29,24 +34,24 @@ class Outcome:
 
 
 class Mailbox:
-    """Writes this rank's message, reads everybody's."""
+    """Writes this rank's message, reads everybody's. Every part is whole words of 8 bytes."""
 
     def __init__(self, blueprint: Blueprint, comm: Comm, arenas: Arenas) -> None:
-        self._comm, self._ranks = comm, blueprint.ranks
-        self._mails = [blueprint.mail(rank) for rank in range(blueprint.ranks)]
-        totals = [mail.total for mail in self._mails]
+        self._comm, self._mail = comm, blueprint.mail(comm.rank)
+        totals = [blueprint.mail(rank).total for rank in range(blueprint.ranks)]
+        starts = [sum(totals[:rank]) for rank in range(blueprint.ranks)]
         self._own = arenas.share("other", "mail", totals)
         self._all = arenas.take("other", sum(totals))
-        self._micro_batches = blueprint.config.batch_shape[0]
-        self._maker = {
-            index: rank
-            for round in blueprint.schedule.rounds
-            for rank, work in enumerate(round.work)
-            if round.sends(rank)
-            for index in work
-        }
-        self._order = _flat_order(blueprint)
-        self.block_sums = self._part(self._own.local, 0, comm.rank, "norm").view(torch.float64)
+        self._gather = Gather(
+            tuple(Range(0, total) for total in totals),
+            tuple(Range(start, start + total) for start, total in zip(starts, totals, strict=True)),
+            "norm exchange",
+        )
+        ends = accumulate((self._mail.flag, self._mail.loss, self._mail.touched, self._mail.norm), initial=0)
+        flag, table, touched, norm = (self._own.local[start:stop] for start, stop in pairwise(ends))
+        self._flag, self._touched, self.block_sums = flag.view(torch.int64), touched, norm.view(torch.float64)
+        self._table = table.view(torch.float64).view(2, -1)
+        self._places = _Places.of(blueprint, [start // _WORD_BYTES for start in starts])
         self._own.local.zero_()
 
     def open(self) -> None:
@@ -55,55 +60,63 @@ class Mailbox:
 
     def exchange(self, losses: dict[int, float], weights: dict[int, float], flag: int, touched: int) -> Outcome:
         """Send and read. `losses` and `weights` by micro-batch; this rank's `block_sums` are written beforehand."""
-        rank, own = self._comm.rank, self._own.local
-        self._part(own, 0, rank, "flag").view(torch.int64).fill_(flag)
-        table = self._part(own, 0, rank, "loss").view(torch.float64).view(2, -1)
-        for index, loss in losses.items():
-            table[0, index], table[1, index] = loss, weights[index]
-        bits = self._part(own, 0, rank, "touched")
-        if len(bits):
-            bits.copy_(torch.frombuffer(bytearray(touched.to_bytes(len(bits), "little")), dtype=torch.uint8))
+        every = range(self._table.shape[1])
+        table = [[numbers.get(index, 0.0) for index in every] for numbers in (losses, weights)]
+        self._flag.fill_(flag)
+        self._table.copy_(torch.tensor(table, dtype=torch.float64))
+        if size := len(self._touched):
+            bits = bytearray(touched.to_bytes(size, "little"))
+            self._touched.copy_(torch.frombuffer(bits, dtype=torch.uint8))
         self._comm.publish(self._own, "norm exchange")
-        self._read()
+        self._comm.gather(self._own, self._gather, self._all, "norm")
+        for purpose in ("flag", "loss", "touched"):  # one message, booked under the purpose of each part
+            size = int(getattr(self._mail, purpose))
+            self._comm.ledger.move("gather/norm", f"gather/{purpose}", size * (self._comm.ranks - 1))
         self._comm.release(self._own)
         return self._outcome()
 
-    def _read(self) -> None:
-        """One gather, booked under the purpose of each part."""
-        sources, targets, start = list[Range](), list[Range](), 0
-        for mail in self._mails:
-            sources.append(Range(0, mail.total))
-            targets.append(Range(start, start + mail.total))
-            start += mail.total
-        self._comm.gather(self._own, Gather(tuple(sources), tuple(targets), "norm exchange"), self._all, "norm")
-        for purpose in ("flag", "loss", "touched"):
-            size = int(getattr(self._mails[self._comm.rank], purpose))
-            self._comm.ledger.move("gather/norm", f"gather/{purpose}", size * (self._ranks - 1))
-
     def _outcome(self) -> Outcome:
-        starts = [sum(mail.total for mail in self._mails[:rank]) for rank in range(self._ranks)]
-        whole = self._all.cpu()
-        parts = {
-            name: [self._part(whole, starts[rank], rank, name) for rank in range(self._ranks)]
-            for name in ("flag", "loss", "touched", "norm")
-        }
-        tables = [part.view(torch.float64).view(2, -1).tolist() for part in parts["loss"]]
-        order = range(self._micro_batches)
+        words = self._all.cpu().view(torch.int64)
+        numbers, places = words.view(torch.float64), self._places
+        losses, weights = numbers[places.losses].tolist()
         touched = 0
-        for part in parts["touched"]:
-            touched |= int.from_bytes(bytes(part.tolist()), "little")
-        sums = torch.cat([part.view(torch.float64) for part in parts["norm"]])
-        return Outcome(
-            tuple(tables[self._maker[index]][0][index] for index in order),
-            tuple(tables[self._maker[index]][1][index] for index in order),
-            max(int(part.view(torch.int64).item()) for part in parts["flag"]),
-            touched,
-            sums[self._order],
-        )
+        for row in words[places.touched].tolist():
+            for number, word in enumerate(row):
+                touched |= (word & _WORD) << 64 * number
+        flag = max(words[places.flags].tolist())
+        return Outcome(tuple(losses), tuple(weights), flag, touched, numbers[places.norms])
 
-    def _part(self, storage: Tensor, start: int, rank: int, purpose: str) -> Tensor:
-        offset, size = _place(self._mails[rank], purpose)
-        return storage[start + offset : start + offset + size]
+
+@dataclass(frozen=True)
+class _Places:
+    """Where things stand among everybody's messages, in words."""
+
+    flags: Tensor  # (ranks)
+    losses: Tensor  # (2, V): the loss of each micro-batch from the rank that made it, and its weight
+    touched: Tensor  # (ranks, words)
+    norms: Tensor  # the blocks of the flat space in order
+
+    @classmethod
+    def of(cls, blueprint: Blueprint, starts: Sequence[int]) -> _Places:
+        """`starts`: the first word of each rank's message."""
+        micro_batches, _ = blueprint.config.batch_shape
+        maker = {
+            index: rank
+            for round in blueprint.schedule.rounds
+            for rank, work in enumerate(round.work)
+            if round.sends(rank)
+            for index in work
+        }
+        losses = [starts[maker[index]] + 1 + index for index in range(micro_batches)]
+        bits = 1 + 2 * micro_batches  # the first word after the flag, losses and weights
+        norms = bits + blueprint.mail(0).touched // _WORD_BYTES
+        touched = [range(start + bits, start + norms) for start in starts]
+        return cls(
+            torch.tensor(starts),
+            torch.tensor([losses, [place + micro_batches for place in losses]]),
+            torch.tensor([list(words) for words in touched], dtype=torch.int64),
+            _flat_order(blueprint, [start + norms for start in starts]),
+        )
 
 
 def mean_loss(outcome: Outcome) -> float:
@@ -115,23 +128,11 @@ def mean_loss(outcome: Outcome) -> float:
     return total / weight if weight else math.nan
 
 
-def _place(mail: object, purpose: str) -> tuple[int, int]:
-    """(offset, size) in bytes of one part of a message."""
-    offset = 0
-    for name in ("flag", "loss", "touched", "norm"):
-        size = int(getattr(mail, name))
-        if name == purpose:
-            return offset, size
-        offset += size
-    raise AssertionError(purpose)
-
-
-def _flat_order(blueprint: Blueprint) -> Tensor:
-    """Where, in everybody's block sums one after the other, the blocks of the flat space stand in order."""
-    places = list[tuple[int, int]]()
-    for rank in range(blueprint.ranks):
-        for piece in blueprint.layout.pieces(rank, blueprint.ranks):
-            if piece.local is not None:
-                blocks = range(piece.range.start, piece.range.stop, blueprint.layout.block)
-                places += [(start, len(places) + number) for number, start in enumerate(blocks)]
+def _flat_order(blueprint: Blueprint, starts: Sequence[int]) -> Tensor:
+    """Where the block sums of the flat space stand in order; `starts`: the word of each rank's first."""
+    places, block = list[tuple[int, int]](), blueprint.layout.block
+    for rank, first in enumerate(starts):
+        pieces = [piece for piece in blueprint.layout.pieces(rank, blueprint.ranks) if piece.local is not None]
+        blocks = [start for piece in pieces for start in range(piece.range.start, piece.range.stop, block)]
+        places += [(start, first + number) for number, start in enumerate(blocks)]
     return torch.tensor([place for _, place in sorted(places)], dtype=torch.int64)
