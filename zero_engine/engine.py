@@ -123,6 +123,7 @@ class Engine(Persistent):
             self.module, names, self.parameters, self._strategy, self._synchronizer, pieces, self._clock
         )
         self._synchronizer.on_shortage(self._hooks.make_room)
+        self._trainable = [entry.spec.trainable for entry in self.layout.canonical_entries]
         units = [self.module.get_submodule(name) for name in names]
         self._activations = Activations(units, self.config.activation_checkpointing)
         self._cast = InputCast(self.module, getattr(torch, self.config.compute_dtype))
@@ -144,8 +145,8 @@ class Engine(Persistent):
             raise UsageError("a step is under way: finish its micro-batches and call engine.step() first")
         self._weights_watch.check()
         with torch._C.DisableTorchFunctionSubclass():  # released parameters would look up what may be asked of them
-            refit = any(e.spec.trainable != self.parameters[e.ordinal].requires_grad for e in self.layout.entries)
-        if refit:
+            trained = [parameter.requires_grad for parameter in self.parameters]
+        if trained != self._trainable:
             self._refit()
         self.comm.ledger.clear()
         self.comm.ledger.page = "step"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,6 +22,19 @@ class Span:
     start: int  # elements from the start of the piece
     stop: int
     ordinal: int  # one of its parameters
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What one call of the update works on, a stride of a span: views that never move, made once."""
+
+    piece: Piece
+    part: Range  # elements from the start of the piece
+    ordinal: int  # one of its parameters
+    group: int
+    weight: Tensor  # 1-D fp32, as all of them
+    moments: list[Tensor]
+    compute: Tensor | None  # 1-D, where compute weights stand apart from their masters
 
 
 class Master:
@@ -50,7 +63,7 @@ class Master:
         elements = sum(len(piece.range) for piece in self.pieces)
         self.moments = {name: home.moments(elements) for name in optimizer.moments}
         self.steps = [0] * len(blueprint.layout.entries)  # updates applied, by parameter number; the same on every rank
-        self._spans: tuple[int, list[Span]] = (-1, [])
+        self._stretches: tuple[int, list[Stretch]] = (-1, [])
         self.root_last = False  # update the root unit after all others: where its sums are the last to come
 
     def _keep_masters(self) -> None:
@@ -98,25 +111,16 @@ class Master:
         `updated` is told a unit when it and all before it are as they will be.
         """
         unit = -1
-        for span in self._spans_of(touched):
-            piece = self.pieces[span.piece]
-            if piece.unit > unit >= 0:
+        for each in self._stretches_of(touched):
+            if each.piece.unit > unit >= 0:
                 self._home.fence()
                 updated(unit)
-            unit = piece.unit
-            group = self._blueprint.layout.runs[piece.run].group
-            weights, compute = self._weights[piece], self._compute[piece]
-            apart = self._blueprint.has_master(piece.run)
-            assert piece.local is not None
-            for start in range(span.start, span.stop, self._blueprint.stride):
-                part = Range(start, min(start + self._blueprint.stride, span.stop))
-                own = slice(piece.local + part.start, piece.local + part.stop)
-                moments = [tensor[own] for tensor in self.moments.values()]
-                weight = weights[part.start : part.stop]
-                gradient = self._home.scaled(piece, part, totals, scale)
-                self._updates[group][0](weight, gradient, moments, self.steps[span.ordinal] + 1, lrs[group])
-                if apart:
-                    self._home.hand_back(compute[part.start : part.stop], weight)
+            unit = each.piece.unit
+            gradient = self._home.scaled(each.piece, each.part, totals, scale)
+            update, _ = self._updates[each.group]
+            update(each.weight, gradient, each.moments, self.steps[each.ordinal] + 1, lrs[each.group])
+            if each.compute is not None:
+                self._home.hand_back(each.compute, each.weight)
         self._home.rest()
         for entry in self._blueprint.layout.entries:
             self.steps[entry.ordinal] += touched >> entry.ordinal & 1
@@ -125,11 +129,22 @@ class Master:
         """There is no update in this step: its sums may be written over."""
         self._home.rest()
 
-    def _spans_of(self, touched: int) -> list[Span]:
-        """Spans for a set of touched parameters. Valid while the same set comes again: counts move together."""
-        if self._spans[0] != touched:
-            self._spans = (touched, list(self._cut_spans(touched)))
-        return self._spans[1]
+    def _stretches_of(self, touched: int) -> list[Stretch]:
+        """Of a set of touched parameters. Valid while the same set comes again: counts move together."""
+        if self._stretches[0] != touched:
+            self._stretches = (touched, [each for span in self._cut_spans(touched) for each in self._strides_of(span)])
+        return self._stretches[1]
+
+    def _strides_of(self, span: Span) -> Iterator[Stretch]:
+        piece, run, stride = self.pieces[span.piece], self.pieces[span.piece].run, self._blueprint.stride
+        group, apart = self._blueprint.layout.runs[run].group, self._blueprint.has_master(run)
+        assert piece.local is not None
+        for start in range(span.start, span.stop, stride):
+            part = Range(start, min(start + stride, span.stop))
+            near = slice(part.start, part.stop)
+            moments = [all_[piece.local + near.start : piece.local + near.stop] for all_ in self.moments.values()]
+            compute = self._compute[piece][near] if apart else None
+            yield Stretch(piece, part, span.ordinal, group, self._weights[piece][near], moments, compute)
 
     def _cut_spans(self, touched: int) -> list[Span]:
         spans = list[Span]()
@@ -153,4 +168,4 @@ class Master:
 
     def forget_spans(self) -> None:
         """Step counts were written from outside."""
-        self._spans = (-1, [])
+        self._stretches = (-1, [])
