@@ -111,10 +111,3 @@ def tell_all(comm: Comm, values: torch.Tensor) -> list[torch.Tensor]:
     comm.release(buffer)
     comm.reclaim(buffer)
     return [target[place.start : place.stop].view(torch.int64).cpu() for place in places]
-
-
-def sum_of_all(comm: Comm, value: int, device: torch.device) -> int:
-    """The sum over ranks of an unsigned 64-bit number, modulo 2^64."""
-    signed = value - (1 << 64) if value >= 1 << 63 else value
-    rows = tell_all(comm, torch.tensor([signed], dtype=torch.int64, device=device))
-    return sum(int(row.item()) for row in rows) % (1 << 64)
