@@ -33,6 +33,19 @@ class Optimizer(Protocol):
         """The update and the learning rate of each group."""
 
 
+def shardable(optimizer: Optimizer | None) -> Optimizer:
+    """The optimizer given, AdamW where none is. Raises ConfigError for an object of another kind, such as torch.s."""
+    if optimizer is None:
+        return AdamW()
+    if not all(hasattr(optimizer, name) for name in ("moments", "groups_of", "updates")):
+        kind = type(optimizer).__name__
+        raise ConfigError(
+            f"optimizer is a {type(optimizer).__module__.partition('.')[0]} {kind}; give AdamW, Adam, SGD or Lion of "
+            f"zero_engine, or ElementWise(lambda parameters: {kind}(parameters, ...)) for a class of your own"
+        )
+    return optimizer
+
+
 def learning_rates(optimizer: Optimizer, lr: float | Sequence[float] | None) -> list[float]:
     """The rate of each group: one number for all, one each (the last group's may be left out), or None for its own."""
     own = [each for _, each in optimizer.updates()]

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zero_engine.activations import Activations
-from zero_engine.adamw import AdamW, Optimizer, learning_rates
+from zero_engine.adamw import Optimizer, learning_rates, shardable
 from zero_engine.agree import Agreement
 from zero_engine.arenas import Arenas
 from zero_engine.beginning import begin, place_of
@@ -77,7 +77,7 @@ class Engine(Persistent):
         """
         member = membership_of(group)
         self.module = model
-        self.optimizer: Optimizer = AdamW() if optimizer is None else optimizer
+        self.optimizer = shardable(optimizer)
         self.config = config.resolved(member.ranks)
         self.rank, self.ranks = member.rank, member.ranks
         self.device = place_of(model, member, device)

@@ -272,6 +272,25 @@ def test_diverging_control_flow_is_an_error_that_names_the_modules(pool: Pool, s
     pool.stop()
 
 
+def _digest_alone(rank: Rank, stage: int) -> str:
+    engine = engine_of(rank, ZeroConfig(stage, 2, 1))
+    train(engine, 1)
+    try:
+        engine.digest() if rank.rank == 0 else train(engine, 1)
+        return "no error"
+    except (DivergedError, PeerError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        engine.close("diverged")
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_digest_that_one_rank_takes_alone_is_an_error(pool: Pool, stage: int) -> None:
+    """What `if rank == 0:` around a collective call comes to: named on both sides, no endless wait."""
+    texts = pool.run(2, _digest_alone, stage)
+    assert all("'digest'" in text and "gradients" in text for text in texts), texts
+
+
 def _killed(rank: Rank, transport: str) -> str:
     engine = engine_of(rank, ZeroConfig(1, 6, 2, transport=transport))
     train(engine, 1)
@@ -307,6 +326,8 @@ def _misuse(rank: Rank) -> list[str]:
     catch(lambda: Engine(built(tied), ZeroConfig(micro_batches=1, chunk=0), AdamW()))
     catch(lambda: Engine(built(tied), ZeroConfig(units=("blocks", "blocks.1"), micro_batches=2), AdamW()))
     catch(lambda: engine.step(lr=[1, 2, 3]))
+    own: Any = torch.optim.AdamW(engine.module.parameters())
+    catch(lambda: Engine(built(tied), ZeroConfig(), own))
     catch(lambda: [next(engine.micro_batches()), next(engine.micro_batches())])
     return texts
 
@@ -315,6 +336,7 @@ def test_misuse_is_named(pool: Pool) -> None:
     """Calls that have no meaning raise errors with a stable code and a way out."""
     texts = pool.run(1, _misuse)[0]
     assert [text.split(":")[0] for text in texts] == [
-        "engine_misused", "engine_misused", "config_invalid", "config_invalid", "config_invalid", "engine_misused",
+        "engine_misused", "engine_misused", *["config_invalid"] * 4, "engine_misused",
     ]  # fmt: skip
+    assert "torch AdamW" in texts[5] and "ElementWise(lambda" in texts[5]
     assert UsageError.code == "engine_misused"
