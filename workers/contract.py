@@ -198,7 +198,7 @@ class LedgerRecord(Message):
 
 
 class AliveRecord(Message):
-    """The rank lives and waits for something outside, such as a store: no progress, but no silence either."""
+    """The rank lives, whatever it computes or waits for: no progress, but no silence either."""
 
     kind: Literal["alive"] = "alive"
     at: AwareDatetime

@@ -33,7 +33,8 @@ def main(order: LaunchOrder, listen_fd: int | None) -> int:
     reporter = Reporter(Path(order.rank_folder))
     reporter.phase("started")
     try:
-        result = _live(order, listen_fd, reporter)
+        with reporter.alive():
+            result = _live(order, listen_fd, reporter)
     except BaseException as error:  # also SystemExit and KeyboardInterrupt of the user's code
         traceback.print_exc()
         result = _failed(reporter, error)
@@ -80,8 +81,7 @@ def _train(order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -
     progressed = Progressed()
     if order.resume is not None:
         reporter.phase("restoring")
-        with reporter.alive():
-            progressed = restore(order, order.resume, engine, data, reporter)
+        progressed = restore(order, order.resume, engine, data, reporter)
     elif order.spec.zero.self_test:
         _test_engine(order, engine, data, loss)
         reporter.event("engine.tested", "two steps of this model were equal to the plain loop, bit for bit")

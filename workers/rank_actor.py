@@ -155,7 +155,7 @@ class RankActor:
         process, progress = self.process, self.progress
         if process is None or self.result is not None:
             return
-        if progress is not None and progress.age_seconds() > STALE_SECONDS:
+        if progress is not None and progress.idle_seconds() > STALE_SECONDS:
             self._log(process.stacks())
         process.kill()
 

@@ -26,7 +26,7 @@ from workers.contract import (
 )
 
 Phase = Literal["started", "preparing", "joining", "building", "restoring", "training", "saving", "finished"]
-ALIVE_SECONDS = 5.0  # between signs of life of a rank that waits
+ALIVE_SECONDS = 5.0  # between signs of life
 DIGEST_ACTION = "run.digest"  # data: step, digest
 
 
@@ -59,7 +59,7 @@ class Reporter:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """While the block waits for something outside, say now and then that the rank lives."""
+        """While the block runs, say now and then that the rank lives, whatever it computes or waits for."""
         done = threading.Event()
 
         def tell() -> None:

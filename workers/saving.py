@@ -88,14 +88,13 @@ class StoreSaving:
         step = progressed.completed
         self._reporter.phase("saving")
         begun = time.monotonic()
-        with self._reporter.alive():
-            if self._saver is not None:
-                self._saver.wait()
-                self.look()
-            self._say(step, "begun")
-            self._put_tokenizer(step)
-            store = Beating(self._store, lambda: self._reporter.phase("saving"))
-            manifest = self._engine.save(store, step, self._order.fence, self._progress(progressed, eval_loss))
+        if self._saver is not None:
+            self._saver.wait()
+            self.look()
+        self._say(step, "begun")
+        self._put_tokenizer(step)
+        store = Beating(self._store, lambda: self._reporter.phase("saving"))
+        manifest = self._engine.save(store, step, self._order.fence, self._progress(progressed, eval_loss))
         self._say(step, "ended")
         if self._order.rank == 0:
             self._tell(manifest, time.monotonic() - begun, {}, eval_loss)
@@ -139,8 +138,7 @@ class StoreSaving:
         """The save before is still running: rank 0's ends last, so that it is the one to tell."""
         self._reporter.phase("saving")
         begun = time.monotonic()
-        with self._reporter.alive():
-            saver.wait()
+        saver.wait()
         seconds = time.monotonic() - begun
         self._reporter.phase("training")
         if seconds > WAITED_SECONDS:

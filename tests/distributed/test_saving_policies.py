@@ -10,9 +10,8 @@ import pytest
 from tests.distributed.attempts import Attempt
 from tests.distributed.checkpoint_faults import FullAfter, GatedStore
 from tests.distributed.rank_pool import Pool, Rank
-from workers import reporter as reporter_module
 from workers import saving as saving_module
-from workers.contract import STOP_FILE, Record
+from workers.contract import STOP_FILE
 from zero_engine.catalog import list_checkpoints, verify
 from zero_engine.store import LocalStore
 
@@ -72,31 +71,6 @@ def test_by_default_training_waits_and_says_so(pool: Pool, memory_path: Path) ->
     assert first[2][:2] == ["saving", "training"], "a person sees what it waits for"
     assert first[3] == saved_steps(memory_path) == [1, 2, 3] and second[3] == []
     assert first[4] == [(step, state) for step in (1, 2, 3) for state in ("begun", "ended")] and second[4] == []
-
-
-def wait_long(rank: Rank, root: str) -> list[str]:
-    """The save of step 1 hangs until this rank has said three times that it lives."""
-    reporter_module.ALIVE_SECONDS = 0.05
-    gate = GatedStore(root + "/store", gate=f"gate-{rank.rank}")
-    attempt = Attempt(rank, root, ["train.steps=2"], gate)
-    add, signs = attempt.reporter.add, list[str]()
-
-    def spy(*records: Record) -> None:
-        signs.extend(record.kind for record in records if record.kind == "alive")
-        if len(signs) >= 3:
-            gate.open_gate()
-        add(*records)
-
-    attempt.reporter.add = spy  # type: ignore[method-assign]
-    assert attempt.run() == "finished"
-    return signs
-
-
-def test_a_rank_that_waits_for_a_store_gives_signs_of_life(pool: Pool, memory_path: Path) -> None:
-    """It is not taken for one that cannot be reached."""
-    for signs in pool.run(2, wait_long, str(memory_path)):
-        assert len(signs) >= 3
-    assert saved_steps(memory_path) == [1, 2]
 
 
 def fail_once(rank: Rank, root: str, policy: str) -> tuple[str, list[str], list[str], int]:
