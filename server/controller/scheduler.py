@@ -42,8 +42,9 @@ def _sight(snapshot: Snapshot) -> Iterator[Command]:
     if snapshot.cluster is None:
         return
     jobs = {job.id: job for job in snapshot.jobs}
+    going = {attempt.id: jobs[attempt.job_id] for attempt in snapshot.attempts if not attempt.reason}
     for state in snapshot.cluster.attempts:
-        job = jobs.get(state.job_id)
+        job = going.get(state.attempt_id)
         if job is None or job.desired is not Desired.RUN or job.status is not Status.RUNNING:
             continue
         silent = [r for r in state.ranks if r.heartbeat_age_seconds >= snapshot.policy.unreachable_seconds]

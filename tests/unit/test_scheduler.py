@@ -204,7 +204,7 @@ def test_an_attempt_that_the_database_does_not_know_is_removed_after_a_while() -
 
 
 def test_silence_is_shown_and_taken_back() -> None:
-    """No sign of life for long: said on the job, which stays running; a sign: taken back."""
+    """No sign of life for long: said on the job, which stays running; a sign: taken back, unless the end is decided."""
     running = attempt("r", "a", 1)
     silent = AttemptState(running.id, JobId("a"), 1, (RankState(0, "running", "n", heartbeat_age_seconds=31.0),))
     facts = {"attempts": (running,), "adopted": frozenset({running.id})}
@@ -212,6 +212,8 @@ def test_silence_is_shown_and_taken_back() -> None:
     assert reasons(shown) == {"a": "unreachable"}
     back = look(job("a", 1, status=Status.RUNNING, reason="unreachable"), **facts)  # type: ignore[arg-type]
     assert reasons(back) == {"a": "running"}
+    decided = facts | {"attempts": (replace(running, reason="no_progress"),)}
+    assert reasons(look(job("a", 1, status=Status.RUNNING, reason="unreachable"), **decided)) == {}  # type: ignore[arg-type]
 
 
 @given(
