@@ -13,6 +13,7 @@ from typing import Literal
 from server.job_card import CARD_FILE
 from server.rows.checkpoints import KnownJob
 from server.views import OrphanView
+from server.whole_store import MARK_FILE, WholeStore
 from workers.object_store import open_store
 from zero_engine.catalog import TOMBSTONE
 from zero_engine.manifest import parse_folder
@@ -32,14 +33,14 @@ _MEANINGS: dict[Kind, str] = {
 }
 
 
-def survey(store_url: str, known: Mapping[str, KnownJob]) -> tuple[list[OrphanView], int, bool]:
+def survey(whole: WholeStore, store_url: str, known: Mapping[str, KnownJob]) -> tuple[list[OrphanView], int, bool]:
     """Orphans, how many job folders were looked through, and whether there were more. Blocks.
 
     Raises StoreError, also for a store that is empty while checkpoints are known: a disk that is not mounted.
     """
-    top = open_store(store_url)
+    top = whole.top
     folders = set(top.folders())
-    if not folders and any(_expected(job) for job in known.values()):
+    if not folders and any(_expected(job) for job in known.values()) and not whole.is_there():
         raise StoreAway(f"there is nothing in {store_url}; is it mounted?")
     jobs = sorted({*folders, *known})
     found = list(islice(_everywhere(top, store_url, jobs, known), MOST + 1))
@@ -47,7 +48,7 @@ def survey(store_url: str, known: Mapping[str, KnownJob]) -> tuple[list[OrphanVi
 
 
 def _everywhere(top: Store, store_url: str, jobs: Sequence[str], known: Mapping[str, KnownJob]) -> Iterator[OrphanView]:
-    for key in sorted(top.loose()):
+    for key in sorted(set(top.loose()) - {MARK_FILE}):
         yield _orphan(top, "", "file", key, [key])
     for job_id in jobs:
         yield from _of_job(open_store(f"{store_url.rstrip('/')}/{job_id}"), job_id, known.get(job_id))

@@ -13,12 +13,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from server.controller import checkpoint_files
-from server.controller.checkpoint_files import OpenStore
 from server.db import Database, Tx
 from server.ids import is_id
 from server.job_card import CARD_FILE, CardError, JobCard
 from server.rows import checkpoints, events, jobs, new_jobs
 from server.settings import Settings
+from server.whole_store import OpenStore
 from workers.contract import CheckpointRecord
 from workers.spec import JobSpec
 from zero_engine import catalog

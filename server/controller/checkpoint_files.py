@@ -5,15 +5,14 @@ All of it may be killed at any point and called again. It blocks: call it in a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import UTC, datetime
 
+from server.whole_store import WholeStore
 from workers.contract import CheckpointRecord, ShardRecord, eval_loss_of
 from zero_engine import catalog
 from zero_engine.manifest import CheckpointError, Manifest, parse_folder
 from zero_engine.store import Store, StoreAway
-
-OpenStore = Callable[[str], Store]  # URL of a job's store -> the store
 
 
 def unreported(store: Store, known: Collection[str]) -> list[CheckpointRecord]:
@@ -29,35 +28,44 @@ def unreported(store: Store, known: Collection[str]) -> list[CheckpointRecord]:
     return found
 
 
-def require(store: Store) -> None:
-    """A disk that is not mounted looks as if every file were lost: a job's store without any file is away. StoreAway.
+def require(store: Store, whole: WholeStore) -> None:
+    """A disk that is not mounted looks as if every file were lost: then nothing may be judged. Raises StoreAway.
 
-    Every job that was launched has a card there.
+    Every job that was launched has a card in its store. Without any file there the job is gone only if the store as a
+    whole is there.
     """
-    if next(iter(store.list()), None) is None:
+    if next(iter(store.list()), None) is None and not whole.is_there():
         raise StoreAway(f"there is nothing in {store.url}; is it mounted?")
 
 
-def verify(store: Store, folder: str) -> catalog.Verification:
+def is_gone(store: Store, folder: str, whole: WholeStore) -> bool:
+    """Whether a published checkpoint is not there any more. Raises StoreError, also when that cannot be judged."""
+    if catalog.is_published(store, folder):
+        return False
+    require(store, whole)
+    return True
+
+
+def verify(store: Store, folder: str, whole: WholeStore) -> catalog.Verification:
     """Read every byte of a checkpoint and compare. Raises StoreError, also when nothing of the job is in sight."""
     found = catalog.verify(store, folder)
     if not found.ok:
-        require(store)
+        require(store, whole)
     return found
 
 
-def read_manifest(store: Store, folder: str) -> Manifest:
+def read_manifest(store: Store, folder: str, whole: WholeStore) -> Manifest:
     """The manifest of a folder. Raises CheckpointError, and StoreError, also when nothing of the job is in sight."""
     try:
         return catalog.read_manifest(store, folder)
     except CheckpointError:
-        require(store)
+        require(store, whole)
         raise
 
 
-def remove(store: Store, folder: str) -> None:
+def remove(store: Store, folder: str, whole: WholeStore) -> None:
     """Remove one checkpoint, whole or what is left of it. Raises StoreError, also when nothing of the job is there."""
-    require(store)
+    require(store, whole)
     catalog.delete(store, folder)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, cast
@@ -128,16 +128,14 @@ class Launcher:
             job = await jobs.get(connection, job_id)
         if job is None or job.status is not Status.QUEUED:
             return None
+        await self._storekeeper.settle()
         if job.attempt > 0:
             await self._storekeeper.index(job_id)
+        point = await self._beginning(job_id)
         async with self._database.read() as connection:
-            point = await checkpoints.resume_point(connection, job_id)
             existing = await checkpoints.of_job(connection, job_id)
         if point is None and (existing or job.forked_from is not None):
-            lost = f"{len(existing)} are damaged" if existing else "the one it was forked from is damaged or gone"
-            return Refused("checkpoint_unreadable", {"message": f"{lost}; clone the job to start again."})
-        if point is not None:
-            await self._storekeeper.require(point.job_id)
+            return Refused("checkpoint_unreadable", {"message": f"{_lost(existing)}; clone the job to start again."})
         try:
             resolved = await asyncio.to_thread(self._resolve, job.job_spec(), start)
         except Exception as error:  # whatever keeps it from being planned keeps it from running
@@ -145,6 +143,14 @@ class Launcher:
         named = point is not None and point.id == job.resume_checkpoint
         passed = () if named else tuple(passed_over(existing, point))
         return Prepared(job, resolved.spec, cast(Device, start.device), point, passed, resolved.plan)
+
+    async def _beginning(self, job_id: JobId) -> checkpoints.CheckpointRef | None:
+        """What it resumes from: of those that are in the store, since one that is gone is marked and passed over."""
+        while True:
+            async with self._database.read() as connection:
+                point = await checkpoints.resume_point(connection, job_id)
+            if point is None or await self._storekeeper.has(point):
+                return point
 
     def _launch(self, prepared: Prepared, report_url: str) -> Launch:
         attempt_id = AttemptId(new_id())
@@ -228,11 +234,12 @@ class Launcher:
 
     async def _wait_for_store(self, job_id: JobId, error: StoreError) -> None:
         """Back-off, so that it holds no slots meanwhile; the queue says why."""
-        log.warning("attempt.store_away job=%s error=%s", job_id, error)
         why = {"message": f"The checkpoint store does not answer: {error}"}
         async with self._leadership.write() as tx:
             job = await jobs.lock(tx, job_id)
             if job is not None and job.status is Status.QUEUED:
+                if (job.reason_data or {}).get("message") != why["message"]:  # said once, however often it is tried
+                    log.warning("attempt.store_away job=%s error=%s", job_id, error)
                 await jobs.set_values(tx, job_id, not_before=tx.now + STORE_PAUSE, reason_data=why)
 
     async def _fail(self, job_id: JobId, refused: Refused) -> None:
@@ -267,3 +274,11 @@ class Launcher:
         async with self._leadership.write() as tx:
             values: dict[str, object] = {"reason": reason, "reason_data": data, "error": error, "ended_at": tx.now}
             await attempts.set_values(tx, launch.attempt_id, **values)
+
+
+def _lost(existing: Sequence[checkpoints.CheckpointRef]) -> str:
+    """Why there is nothing to begin from."""
+    if not existing:
+        return "the one it was forked from is damaged or gone"
+    first = max(existing, key=lambda ref: (ref.attempt, ref.step))
+    return f"none of {len(existing)} is left whole; that of step {first.step}: {first.problem or first.status}"

@@ -15,7 +15,6 @@ from typing import Any
 
 from server.controller import actions, loading
 from server.controller.applying import Applier
-from server.controller.checkpoint_files import OpenStore
 from server.controller.cluster import AttemptState, Cluster, ClusterState, ClusterUnavailable, Node
 from server.controller.launcher import Launcher
 from server.controller.leader import Leadership, LeaseLost
@@ -30,6 +29,7 @@ from server.lifespan import resume_stopped
 from server.rows import attempts, nodes
 from server.settings import Settings
 from server.states import AttemptStatus
+from server.whole_store import OpenStore
 from workers.contract import AttemptId
 
 log = logging.getLogger("shardyard.controller")

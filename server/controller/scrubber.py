@@ -10,16 +10,18 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 
 from server.controller import checkpoint_files
-from server.controller.checkpoint_files import OpenStore
 from server.controller.leader import Leadership
 from server.db import Database
 from server.rows import readings
 from server.rows.checkpoints import CheckpointRef
 from server.rows.readings import Reading
 from server.settings import Settings
+from server.whole_store import OpenStore, whole_store
 from zero_engine import catalog
 from zero_engine.manifest import CheckpointError, Manifest, Shard
 from zero_engine.store import Store, StoreError
@@ -76,23 +78,28 @@ class Scrubber:
 
     async def _read(self, ref: CheckpointRef, done: frozenset[int]) -> None:
         store = self._open_store(self._settings.job_store(ref.job_id))
+        whole = await whole_store(self._database, self._settings, self._open_store)
         try:
-            manifest = await asyncio.to_thread(checkpoint_files.read_manifest, store, ref.folder)
+            manifest = await asyncio.to_thread(checkpoint_files.read_manifest, store, ref.folder, whole)
         except CheckpointError as error:
             await self._conclude(ref, Reading((str(error),)))
             return
-        problems = [problem for shard in manifest.shards for problem in await self._shard(ref, store, shard, done)]
+        require = partial(checkpoint_files.require, store, whole)
+        problems = [
+            problem
+            for shard in manifest.shards
+            if shard.rank not in done
+            for problem in await self._shard(ref, store, shard, require)
+        ]
         async with self._database.read() as connection:
             bad = await readings.bad_ranks(connection, ref.id)
         earlier = [_of_rank(manifest, rank) for rank in sorted(bad) if rank in done]
         await self._conclude(ref, Reading((*earlier, *problems), bad))
 
-    async def _shard(self, ref: CheckpointRef, store: Store, shard: Shard, done: frozenset[int]) -> list[str]:
-        if shard.rank in done:
-            return []
+    async def _shard(self, ref: CheckpointRef, store: Store, shard: Shard, require: Callable[[], None]) -> list[str]:
         damage = await asyncio.to_thread(catalog.verify_shard, store, ref.folder, shard, self._pace)
         if damage:
-            await asyncio.to_thread(checkpoint_files.require, store)
+            await asyncio.to_thread(require)
         async with self._leadership.write() as tx:
             await readings.note_shard(tx, ref, shard.rank, "corrupt" if damage else "ok")
         return [item.problem for item in damage]

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import func, select
@@ -13,21 +14,30 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server import recovery
 from server.controller import checkpoint_files, spools
-from server.controller.checkpoint_files import OpenStore
 from server.controller.leader import Leadership
 from server.controller.retention import ALWAYS_KEPT, Keeping, Kept, removable
 from server.db import Database, Tx
 from server.job_card import CARD_FILE
 from server.models import Attempt, Checkpoint, Job, ReportSeq
-from server.rows import checkpoints, events, jobs, needs, new_jobs
+from server.rows import checkpoints, events, jobs, needs, new_jobs, readings, stores
 from server.settings import Settings
 from server.states import Status
+from server.whole_store import OpenStore, WholeStore, whole_store
 from workers.contract import CheckpointRecord
 from zero_engine.manifest import parse_folder
 from zero_engine.store import Store, StoreError
 
 log = logging.getLogger("shardyard.storekeeper")
 REMOVING = "its files are being removed"  # `problem` of a row in status deleted until the files are gone
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A checkpoint that retention has taken and whose files may still be there."""
+
+    id: str
+    job_id: str
+    folder: str
 
 
 class Storekeeper:
@@ -38,6 +48,7 @@ class Storekeeper:
         self._settings = settings
         self._leadership = leadership
         self._open_store = open_store
+        self._stuck = set[str]()  # jobs whose removals fail, and whose events say so
 
     def _store(self, job_id: str) -> Store:
         return self._open_store(self._settings.job_store(job_id))
@@ -51,9 +62,22 @@ class Storekeeper:
             async with self._leadership.write() as tx:
                 await _record_found(tx, job_id, found)
 
-    async def require(self, job_id: str) -> None:
-        """Make sure that a job's store is in sight before anything reads from it. Raises StoreError."""
-        await asyncio.to_thread(checkpoint_files.require, self._store(job_id))
+    async def settle(self) -> None:
+        """Make sure that the store is the one it was; a new one gets its mark. Raises StoreError."""
+        whole = await whole_store(self._database, self._settings, self._open_store)
+        mark = await asyncio.to_thread(whole.settle)
+        if whole.mark is None:
+            async with self._leadership.write() as tx:
+                await stores.note(tx, whole.top.url, mark)
+
+    async def has(self, ref: checkpoints.CheckpointRef) -> bool:
+        """Whether a checkpoint is in its store; one that is gone is marked. Raises StoreError if it cannot tell."""
+        whole = await whole_store(self._database, self._settings, self._open_store)
+        gone = await asyncio.to_thread(checkpoint_files.is_gone, self._store(ref.job_id), ref.folder, whole)
+        if gone:
+            async with self._leadership.write() as tx:
+                await readings.mark_gone(tx, ref.id, actor="controller")
+        return not gone
 
     async def describe(self, job_id: str) -> None:
         """Write the job's card into its store, so that a new database can know the job. Raises StoreError."""
@@ -79,14 +103,34 @@ class Storekeeper:
                 await self._mark(tx, job_id)
         async with self._database.read() as connection:
             marked = await _marked(connection)
-        for checkpoint_id, job_id, folder in marked:
+        if marked:
+            await self._remove(marked, await whole_store(self._database, self._settings, self._open_store))
+
+    async def _remove(self, marked: Sequence[Marked], whole: WholeStore) -> None:
+        """Of a job whose store does not let it, said once, the next look tries again."""
+        failed = dict[str, str]()
+        for each in marked:
+            if each.job_id in failed:
+                continue
             try:
-                await asyncio.to_thread(checkpoint_files.remove, self._store(job_id), folder)
-            except StoreError as error:  # the next look tries again
-                log.warning("checkpoint.not_removed job=%s folder=%s error=%s", job_id, folder, error)
+                await asyncio.to_thread(checkpoint_files.remove, self._store(each.job_id), each.folder, whole)
+            except StoreError as error:
+                failed[each.job_id] = str(error)
                 continue
             async with self._leadership.write() as tx:
-                await checkpoints.set_status(tx, checkpoint_id, "deleted")
+                await checkpoints.set_status(tx, each.id, "deleted")
+        for job_id, why in failed.items():
+            if job_id not in self._stuck:
+                await self._tell(job_id, "retention.stuck", f"Checkpoints cannot be removed: {why}")
+        for job_id in self._stuck - failed.keys():
+            await self._tell(job_id, "retention.resumed", "Checkpoints are removed again.")
+        self._stuck = set(failed)
+
+    async def _tell(self, job_id: str, action: str, message: str) -> None:
+        log.warning("%s job=%s message=%s", action, job_id, message)
+        async with self._leadership.write() as tx:
+            if await jobs.get(tx.connection, job_id) is not None:
+                await events.append(tx, job_id, action, message, actor="controller")
 
     async def _mark(self, tx: Tx, job_id: str) -> None:
         if await jobs.lock(tx, job_id) is None:
@@ -203,8 +247,8 @@ async def _crowded(connection: AsyncConnection) -> list[str]:
     return [row.job_id for row in (await connection.execute(statement)).all()]
 
 
-async def _marked(connection: AsyncConnection) -> list[tuple[str, str, str]]:
+async def _marked(connection: AsyncConnection) -> list[Marked]:
     statement = select(Checkpoint.id, Checkpoint.job_id, Checkpoint.folder).where(
         Checkpoint.status == "deleted", Checkpoint.problem == REMOVING
     )
-    return [(row.id, row.job_id, row.folder) for row in (await connection.execute(statement)).all()]
+    return [Marked(*row) for row in (await connection.execute(statement)).all()]

@@ -17,6 +17,7 @@ from server.routes.stored import store_answers
 from server.rows import checkpoint_views, jobs, readings
 from server.rows.readings import Reading
 from server.views import CheckpointView, VerifyResult
+from server.whole_store import WholeStore, whole_store
 from workers.object_store import open_store
 from zero_engine.export import Export
 
@@ -50,7 +51,8 @@ async def verify(checkpoint_id: CheckpointKey, who: Member, database: Db, settin
         raise ApiError(409, f"The checkpoint of step {view.step} was removed.", code="checkpoint_deleted")
     url = settings.job_store(view.job_id)
     with store_answers():
-        found = await asyncio.to_thread(lambda: checkpoint_files.verify(open_store(url), view.folder))
+        whole = await whole_store(database, settings, open_store)
+        found = await asyncio.to_thread(lambda: checkpoint_files.verify(open_store(url), view.folder, whole))
     said = Reading(found.problems, frozenset(found.bad_ranks), found.bytes_read)
     async with database.write() as tx:
         await readings.conclude(tx, checkpoint_id, said, actor=f"user:{who.name}")
@@ -85,15 +87,15 @@ async def export(
         raise not_found("checkpoint", checkpoint_id)
     url, spec = settings.job_store(view.job_id), job.job_spec()
 
-    def prepare() -> Export | Archive:
+    def prepare(whole: WholeStore) -> Export | Archive:
         store = open_store(url)
-        manifest = checkpoint_files.read_manifest(store, view.folder)
+        manifest = checkpoint_files.read_manifest(store, view.folder, whole)
         if format == "safetensors":
             return Export(store, manifest, dtype)
         return archive(store, manifest, spec, format, dtype)
 
     with store_answers():
-        ready = await asyncio.to_thread(prepare)
+        ready = await asyncio.to_thread(prepare, await whole_store(database, settings, open_store))
     kind, ending = ("octet-stream", "safetensors") if format == "safetensors" else ("x-tar", "tar")
     headers = {
         "Content-Length": str(ready.num_bytes),

@@ -29,6 +29,7 @@ from server.settings import Settings
 from server.states import Status
 from server.texts import JobName
 from server.views import JobView, PreflightView
+from server.whole_store import whole_store
 from workers.contract import ResumeRequest, ResumeTrain
 from workers.object_store import open_store
 from workers.planner import NeedsModel
@@ -203,9 +204,9 @@ async def preflight_job(
     if wish.checkpoint is not None:
         point = await _point(database, job, wish.checkpoint)
     if point is None or wish.checkpoint is not None:
-        begins = None if point is None else Beginning(point, await _manifest(settings, point))
+        begins = None if point is None else Beginning(point, await _manifest(database, settings, point))
     else:
-        begins, existing = await _newest_readable(settings, point, existing)
+        begins, existing = await _newest_readable(database, settings, point, existing)
     newer = passed_over(existing, begins.point if begins else None) if wish.checkpoint is None else []
     try:
         return preflight(job.id, spec, begins, newer, where)
@@ -214,7 +215,7 @@ async def preflight_job(
 
 
 async def _newest_readable(
-    settings: Settings, point: CheckpointRef, existing: list[CheckpointRef]
+    database: Database, settings: Settings, point: CheckpointRef, existing: list[CheckpointRef]
 ) -> tuple[Beginning, list[CheckpointRef]]:
     """Where ranks would begin, which pass over a manifest that is damaged or gone; and the list with these marked.
 
@@ -224,7 +225,7 @@ async def _newest_readable(
     first: ApiError | None = None
     for ref in sorted(usable, key=lambda ref: (ref.attempt, ref.step), reverse=True) or [point]:
         try:
-            return Beginning(ref, await _manifest(settings, ref)), existing
+            return Beginning(ref, await _manifest(database, settings, ref)), existing
         except ApiError as error:
             if error.code != "checkpoint_unreadable":
                 raise
@@ -235,10 +236,11 @@ async def _newest_readable(
     raise first
 
 
-async def _manifest(settings: Settings, point: CheckpointRef) -> Manifest:
+async def _manifest(database: Database, settings: Settings, point: CheckpointRef) -> Manifest:
     url = settings.job_store(point.job_id)
     with store_answers():
-        return await asyncio.to_thread(lambda: checkpoint_files.read_manifest(open_store(url), point.folder))
+        whole = await whole_store(database, settings, open_store)
+        return await asyncio.to_thread(lambda: checkpoint_files.read_manifest(open_store(url), point.folder, whole))
 
 
 async def _submitted(response: Response, database: Database, submission: Submission) -> JobView:

@@ -12,6 +12,7 @@ from server.routes.state import ERRORS, Db, TheSettings
 from server.routes.stored import store_answers
 from server.rows import checkpoints
 from server.views import AdoptedView, OrphansView, StoreView
+from server.whole_store import whole_store
 from workers.object_store import open_store
 
 router = APIRouter(prefix="/v1/store", tags=["store"], responses=ERRORS)
@@ -29,7 +30,8 @@ async def list_orphans(who: Admin, database: Db, settings: TheSettings) -> Orpha
     async with database.read() as connection:
         known = await checkpoints.known_folders(connection)
     with store_answers():
-        items, jobs, more = await asyncio.to_thread(orphans.survey, settings.store, known)
+        whole = await whole_store(database, settings, open_store)
+        items, jobs, more = await asyncio.to_thread(orphans.survey, whole, settings.store, known)
     return OrphansView(store=settings.store, at=database.now(), jobs=jobs, items=items, truncated=more)
 
 

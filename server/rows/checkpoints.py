@@ -145,6 +145,12 @@ async def known_folders(connection: AsyncConnection) -> dict[str, KnownJob]:
     return {job_id: KnownJob(fences.get(job_id, 0), folders.get(job_id, {})) for job_id in ids}
 
 
+async def any_exists(connection: AsyncConnection) -> bool:
+    """Whether any job has a checkpoint that was not removed."""
+    existing = select(Checkpoint.id).where(Checkpoint.status != "deleted").limit(1)
+    return (await connection.execute(existing)).one_or_none() is not None
+
+
 async def find(connection: AsyncConnection, checkpoint_id: str) -> CheckpointRef | None:
     """One checkpoint, or None."""
     row = (await connection.execute(select(*_REF).where(Checkpoint.id == checkpoint_id))).one_or_none()

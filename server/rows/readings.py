@@ -21,6 +21,7 @@ from server.rows.checkpoints import USABLE, CheckpointRef
 from server.states import Status
 
 ShardStatus = Literal["ok", "missing", "corrupt"]
+GONE = "its files are gone from the store; if they come back, verify it"
 GOING = (Status.DELETING, Status.DELETE_FAILED)
 
 
@@ -99,6 +100,13 @@ async def conclude(tx: Tx, checkpoint_id: str, reading: Reading, *, actor: str) 
     if not ok and ref.pinned:
         await checkpoints.pin_newest(tx, ref.job_id)  # what it resumes from now is another
     return True
+
+
+async def mark_gone(tx: Tx, checkpoint_id: str, *, actor: str) -> None:
+    """Its files are not in the store any more."""
+    if await conclude(tx, checkpoint_id, Reading((GONE,)), actor=actor):
+        shards = update(CheckpointShard).where(CheckpointShard.checkpoint_id == checkpoint_id)
+        await tx.execute(shards.values(status="missing"))
 
 
 async def _mark_shards(tx: Tx, checkpoint_id: str, bad: Collection[int]) -> None:

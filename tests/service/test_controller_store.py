@@ -18,6 +18,7 @@ from server.rows import checkpoint_views, checkpoints, jobs, new_jobs, readings,
 from server.rows.checkpoint_views import CheckpointQuery
 from server.states import Action, Status
 from server.views import CheckpointView
+from server.whole_store import MARK_FILE, whole_store
 from tests.counted_calls import CountedCalls
 from tests.service.controller_world import ADA, BOTH, Fault, World, in_world
 from tests.service.reports_by_hand import checkpoint
@@ -63,7 +64,8 @@ def _folders(world: World, job: str) -> set[str]:
 async def _orphans(world: World) -> list[tuple[str, str]]:
     async with world.database.read() as connection:
         known = await checkpoints.known_folders(connection)
-    found, _, _ = await asyncio.to_thread(orphans.survey, world.settings.store, known)
+    whole = await whole_store(world.database, world.settings, LocalStore)
+    found, _, _ = await asyncio.to_thread(orphans.survey, whole, world.settings.store, known)
     return [(item.kind, item.place) for item in found]
 
 
@@ -85,7 +87,9 @@ async def test_the_background_reads_every_checkpoint_back_and_marks_it(world: Wo
 
 @in_world()
 async def test_a_store_that_is_not_mounted_for_a_while_spoils_no_checkpoint(world: World) -> None:
-    """An empty folder stands where the store was: nothing is marked, a resume waits; both go on once it is back."""
+    """An empty folder stands where the store was: nothing is marked or written, a resume and a new job wait; all go on
+    once it is back. What retention cannot remove meanwhile is said once.
+    """
     job = await world.submit(steps=60)
     await world.pause_after(job, 25)
     root = Path(world.settings.store)
@@ -100,12 +104,65 @@ async def test_a_store_that_is_not_mounted_for_a_while_spoils_no_checkpoint(worl
     await world.look(3)
     waiting = await world.job(job)
     assert (waiting.status, waiting.reason) == (Status.QUEUED, "backoff"), waiting
-    assert "is it mounted?" in str(waiting.reason_data) and not list(root.iterdir())
+    assert "is it mounted?" in str(waiting.reason_data)
+    fresh = await world.submit("fresh")
+    await world.look(3)
+    assert "is it mounted?" in str((await world.job(fresh)).reason_data) and not list(root.iterdir())
+    spare = usable[0] if not usable[0].pinned else usable[1]
+    async with world.database.write() as tx:
+        await checkpoints.set_status(tx, spare.id, "deleted", problem=REMOVING)
+    for _ in range(3):
+        await world.controller._storekeeper.retain()
     root.rmdir()
     elsewhere.rename(root)
-    await world.until_status(job, Status.SUCCEEDED, seconds=1.0)
+    for each in (job, fresh):
+        await world.until_status(each, Status.SUCCEEDED, seconds=1.0)
+    said = [name for name in await world.actions(job) if name.startswith("retention.")]
+    assert said == ["retention.stuck", "retention.resumed"]
     await world.look(4, seconds=61.0)
     assert {view.status for view in (await _views(world, job)).values()} - {"deleted"} == {"verified"}
+
+
+@in_world()
+async def test_a_store_without_its_mark_is_taken_again_when_a_person_says_so(world: World) -> None:
+    """Emptied on purpose, or another one: a new job waits, its reason says how to go on, and that works."""
+    await world.until_status(await world.submit(), Status.SUCCEEDED)
+    root = Path(world.settings.store)
+    mark = (root / MARK_FILE).read_text()
+    for found, why in ((None, "make an empty file"), ("of another\n", "empty the file")):
+        shutil.rmtree(root)
+        root.mkdir()
+        if found is not None:
+            (root / MARK_FILE).write_text(found)
+        job = await world.submit(why, steps=2)
+        await world.look(3)
+        assert why in str((await world.job(job)).reason_data)
+        (root / MARK_FILE).write_text("")
+        await world.until_status(job, Status.SUCCEEDED, seconds=1.0)
+        assert (root / MARK_FILE).read_text() == mark
+
+
+@in_world()
+async def test_checkpoints_deleted_by_hand_are_marked_and_passed_over(world: World) -> None:
+    """The store is there, they are not: a resume begins at the one before and says why, or fails when none is left."""
+    job = await world.submit(steps=60)
+    await world.pause_after(job, 25)
+    newest, before = await world.checkpoints(job)
+    root = Path(world.settings.job_store(job))
+    shutil.rmtree(root / newest.folder)
+    assert await world.act(Action.RESUME, job)
+    await world.until_status(job, Status.RUNNING)
+    assert (await world.attempt(job)).resume_step == before.step
+    (told,) = [event for event in await world.events(job) if event.action == "resume.fallback"]
+    assert f"step {newest.step}: its files are gone" in told.message
+    await world.act(Action.PAUSE, job)
+    await world.until_status(job, Status.PAUSED)
+    shutil.rmtree(root)
+    assert await world.act(Action.RESUME, job)
+    failed = await world.until_status(job, Status.FAILED)
+    assert failed.reason == "checkpoint_unreadable" and "files are gone" in str(failed.reason_data)
+    views = [view for view in (await _views(world, job)).values() if view.status != "deleted"]
+    assert {(view.status, shard.status) for view in views for shard in view.shards} == {("corrupt", "missing")}
 
 
 @in_world()
