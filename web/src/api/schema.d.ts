@@ -912,7 +912,7 @@ export interface components {
         };
         /**
          * AliveRecord
-         * @description The rank lives and waits for something outside, such as a store: no progress, but no silence either.
+         * @description The rank lives, whatever it computes or waits for: no progress, but no silence either.
          */
         AliveRecord: {
             /**
