@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from zero_engine.buckets import Bucket
 from zero_engine.comm import Buffer
 from zero_engine.errors import UsageError
 from zero_engine.reduce import ShardSums, reducer_of
@@ -24,6 +25,16 @@ from zero_engine.slices import BucketViews
 from zero_engine.stage1 import ShardedStates
 from zero_engine.strategy import GradientSynchronizer, Setting, Task
 from zero_engine.windows import slot_of
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Where the gradients of a unit stand, and as what they travel."""
+
+    label: str  # of the unit
+    buffer: Buffer
+    buckets: Sequence[tuple[Bucket, int]]  # each with the byte at which it starts
+    views: BucketViews
 
 
 @dataclass(frozen=True)
@@ -76,28 +87,31 @@ class ShardedGradients(ShardedStates):
 
     def unit_done(self, unit: int) -> None:
         """Its pieces may travel while the next unit computes; those of the unit before have had that time."""
-        comm, blueprint, buffer = self._setting.comm, self._setting.blueprint, self._open(unit)
         self._sent.add(unit)
-        if buffer is None:
+        if not self._pool.is_open(unit):
+            self._open(unit)
+        parcel = self._pool.parcels.get(unit)
+        if parcel is None:
             return
         if self._task.counts:
             self._pool.complete(unit)
-        label = f"gradients of {blueprint.layout.units[unit].name or 'the root unit'}"
-        comm.publish(buffer, label)
+        self._setting.comm.publish(parcel.buffer, parcel.label)
         self._arrive()
-        first, *others = blueprint.buckets_in(unit)
-        round = self._task.round
-        fold = [self._reducer.begin(first, buffer, self._pool.offset(first.index), round, label)]
-        for bucket in others:
-            fold.append(partial(self._reducer.reduce, bucket, buffer, self._pool.offset(bucket.index), round, label))
+        (first, start), *others = parcel.buckets
+        round, buffer, label = self._task.round, parcel.buffer, parcel.label
+        fold = [self._reducer.begin(first, buffer, start, round, label)]
+        for bucket, offset in others:
+            fold.append(partial(self._reducer.reduce, bucket, buffer, offset, round, label))
         self._travelling = Travelling(buffer, fold)
         self._pool.close(unit)
 
-    def _open(self, unit: int) -> Buffer | None:
-        """The unit's bucket, free to be written."""
-        if self._travelling is not None and self._travelling.buffer is self._pool.buffer(unit):
-            self._arrive()
-        return self._pool.open(unit)
+    def _open(self, unit: int) -> None:
+        """Make the unit's bucket free to be written; nothing for a unit without gradients."""
+        parcel = self._pool.parcels.get(unit)
+        if parcel is not None:
+            if self._travelling is not None and self._travelling.buffer is parcel.buffer:
+                self._arrive()
+            self._pool.open(unit)
 
     def _arrive(self) -> None:
         """Fold what is on its way."""
@@ -137,54 +151,44 @@ class BucketPool:
             setting.arenas.share("buckets", f"bucket-{number}", setting.sizes_of_all(lambda sizes: sizes.pool_bucket))
             for number in range(setting.sizes.num_pool_buckets)
         ]
-        self._offsets: dict[int, int] = {}
-        self._buffers: dict[int, Buffer] = {}
-        self._views: dict[int, BucketViews] = {}
+        self.parcels: dict[int, Parcel] = {}  # by unit; none for a unit without gradients
         for unit in blueprint.layout.units:
             offsets, position = dict[int, int](), 0
             for bucket in blueprint.buckets_in(unit.index):
                 offsets[bucket.index] = position
                 position += bucket.num_bytes(blueprint.schedule.widest)
             if offsets:
-                buffer = self._buffers[unit.index] = pool[slot_of(unit.index)] if unit.index else root
-                self._views[unit.index] = BucketViews(blueprint, buffer.local, offsets, blueprint.schedule.widest)
-                self._offsets |= offsets
+                label = f"gradients of {unit.name or 'the root unit'}"
+                buffer = pool[slot_of(unit.index)] if unit.index else root
+                views = BucketViews(blueprint, buffer.local, offsets, blueprint.schedule.widest)
+                buckets = list(zip(blueprint.buckets_in(unit.index), offsets.values(), strict=True))
+                self.parcels[unit.index] = Parcel(label, buffer, buckets, views)
         self._written: dict[int, set[int]] = {}  # by open unit: parameters with a leaf
-
-    def offset(self, bucket: int) -> int:
-        """The byte at which a bucket starts in its buffer."""
-        return self._offsets[bucket]
-
-    def buffer(self, unit: int) -> Buffer | None:
-        """Where the unit's gradients go; None for a unit without."""
-        return self._buffers.get(unit)
 
     def is_open(self, unit: int) -> bool:
         """Whether the unit's buffer is being written."""
         return unit in self._written
 
-    def open(self, unit: int) -> Buffer | None:
-        """The unit's buffer, taken if it was not; None for a unit without gradients."""
-        buffer = self.buffer(unit)
-        if buffer is not None and unit not in self._written:
-            for other in [other for other in self._written if self._buffers[other] is buffer]:
-                self.make_room(other)
-            self._comm.reclaim(buffer)
-            self._written[unit] = set()
-        return buffer
+    def open(self, unit: int) -> None:
+        """Take the buffer of a unit that is not open."""
+        buffer = self.parcels[unit].buffer
+        for other in [other for other in self._written if self.parcels[other].buffer is buffer]:
+            self.make_room(other)
+        self._comm.reclaim(buffer)
+        self._written[unit] = set()
 
     def write(self, unit: int, ordinal: int, leaf: Tensor) -> None:
         """Copy a leaf in; a second one of the same parameter is added."""
-        view = self._views[unit].of(ordinal)
-        if ordinal in self._written[unit]:
+        view, written = self.parcels[unit].views.of(ordinal), self._written[unit]
+        if ordinal in written:
             view.add_(leaf)
         else:
-            self._written[unit].add(ordinal)
+            written.add(ordinal)
             view.copy_(leaf)
 
     def complete(self, unit: int) -> None:
         """Zero what got no leaf, and the padding, where another unit's gradients may have stood."""
-        self._views[unit].zero_except(self._written[unit], unit)
+        self.parcels[unit].views.zero_except(self._written[unit], unit)
 
     def close(self, unit: int) -> None:
         """The bucket is free for the next unit."""
