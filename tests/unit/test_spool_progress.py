@@ -10,7 +10,7 @@ import pytest
 
 from tests.waiting import wait_for
 from workers import rank, reporter
-from workers.contract import SPOOL_FILE
+from workers.contract import SPOOL_FILE, AliveRecord
 from workers.reporter import Reporter
 from workers.spool_progress import SpoolProgress
 
@@ -39,7 +39,7 @@ def test_a_sign_of_life_is_no_move(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     progress.look()
     assert (progress.phase, progress.age_seconds(), progress.idle_seconds()) == ("training", 0.0, 0.0)
     clock[0] = 9.0
-    spool.add(reporter.AliveRecord(at=spool.time()))
+    spool.add(AliveRecord(at=spool.time()))
     progress.look()
     assert (progress.age_seconds(), progress.idle_seconds()) == (0.0, 8.0)
     spool.close()
