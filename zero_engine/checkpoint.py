@@ -369,7 +369,7 @@ def _write_own(store: Store, draft: Manifest, subject: Subject, ticket: str) -> 
     with ThreadPoolExecutor(1) as looker:
         looked = looker.submit(subject.digest_part, state, draft.scalars)
         sources, named = _memory_of(subject, state)
-        shard = write_shard(store, draft.folder, subject.comm.rank, sources, named)
+        shard = write_shard(store, draft.folder, subject.comm.rank, sources, named, approve=looked.result)
         put_record(store, draft.folder, Record(shard, looked.result(), ticket))
 
 

@@ -4,6 +4,7 @@
               the next update (tensor copies release the interpreter lock)
     hold      called before the update: waits for the copies, and for nothing else
     writer    a process hashes, writes and syncs from the shared copy (writer.py); ranks meet in the store alone
+    thread    it looks at the copy meanwhile: finite values, digest; what it finds decides whether the shard stays
 
 The copy stands in one reused piece of shared memory, one shard large. A save that is due while the last one is still
 running follows the policy: wait for it, or skip.
@@ -26,9 +27,9 @@ from zero_engine.manifest import Manifest, Progress
 from zero_engine.reshard import Run
 from zero_engine.shard import Refusal, put_refusal
 from zero_engine.staging import SharedCopy, Staged
-from zero_engine.state import NonFiniteState, Subject
+from zero_engine.state import Subject
 from zero_engine.store import Store, StoreError
-from zero_engine.writer import Order, Outcome, WriterDied, WriterProcess
+from zero_engine.writer import Examined, Order, Outcome, WriterDied, WriterProcess
 
 Policy = Literal["wait", "skip"]
 
@@ -149,7 +150,7 @@ class Saver:
         self._copy.close()
 
     def _hand_over(self, running: _Running, buffers: Staged) -> None:
-        """The thread: copy, let training go on, then look at what was copied and hand it to the writer."""
+        """The thread: copy, let training go on, hand the copy to the writer and look at it while it is written."""
         try:
             try:
                 state = self._copy.take(self._subject.owned())
@@ -157,16 +158,12 @@ class Saver:
                 running.copied.set()
                 running.copy_seconds = time.monotonic() - running.begun - running.blocked_seconds
             self._writer.submit(self._order(running, state, buffers))
+            self._writer.tell(self._examined(state, running.draft))
         except Exception as error:  # whatever it was, it is this save's problem, not the training's
             running.error = error
 
     def _order(self, running: _Running, state: list[tuple[Run, Tensor]], buffers: Staged) -> Order:
-        subject, draft, problem, part = self._subject, running.draft, "", 0
-        try:
-            part = subject.digest_part(state, draft.scalars)
-        except NonFiniteState as error:
-            problem = str(error)
-        rank = subject.comm.rank
+        draft, rank = running.draft, self._subject.comm.rank
         return Order(
             store=self._store,
             folder=draft.folder,
@@ -175,12 +172,16 @@ class Saver:
             ticket=running.ticket,
             placed=self._copy.places(state),
             named=buffers,
-            digest_part=part,
             draft=draft if rank == 0 else None,
             patience_seconds=self._patience_seconds,
             files=running.files,
-            problem=problem,
         )
+
+    def _examined(self, state: list[tuple[Run, Tensor]], draft: Manifest) -> Examined:
+        try:
+            return Examined(self._subject.digest_part(state, draft.scalars))
+        except Exception as error:  # whatever it was, the writer must not wait for it
+            return Examined(0, _words(error))
 
     def _ticket(self, draft: Manifest) -> str:
         """Names this save among all tries that could meet in its folder."""

@@ -105,10 +105,11 @@ def write_shard(
     sources: Sequence[Source],
     named: Sequence[NamedSource] = (),
     moved: Callable[[], None] = lambda: None,
+    approve: Callable[[], object] = lambda: None,
 ) -> Shard:
     """Write one rank's file and return its description. Raises StoreError; then nothing was published.
 
-    `moved` is called after each piece.
+    `moved` is called after each piece, `approve` when all is written: what it raises leaves no file.
     """
     entries = [Entry(_name(source), source.dtype, (_elements(source),)) for source in sources]
     entries += [Entry(item.name, item.dtype, item.shape) for item in named]
@@ -131,6 +132,7 @@ def write_shard(
         for item, place in zip(named, places[len(sources) :], strict=True):
             blobs.append(Blob(item.name, item.dtype, item.shape, place, checksum_of(item.data)))
             writer.write(item.data)
+        approve()
     end = placed[-1].stop if placed else len(header)
     return Shard(rank, shard_file(rank), end, len(header), checksum_of(header), tuple(segments), tuple(blobs))
 

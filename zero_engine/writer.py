@@ -1,7 +1,8 @@
 """A process that writes checkpoint files, so that training never waits for a disk or an interpreter lock. Torch-free.
 
 The rank copies its shard into shared memory and sends an `Order`; the writer hashes, writes and syncs from that memory
-and answers with an `Outcome`. Rank 0's writer also waits for the other ranks' records in the store and publishes the
+and answers with an `Outcome`. Meanwhile the rank looks at the copy and says what it `Examined`: before that the shard
+gets no name. Rank 0's writer also waits for the other ranks' records in the store and publishes the
 manifest: ranks agree through the store alone, no collective is involved. The writer ends with its rank: at once when
 idle, otherwise after the file it is writing. It counts what it gets done in an eventfd; one that gets nothing done for
 too long is killed.
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
 
 from zero_engine.catalog import is_published
@@ -76,11 +78,17 @@ class Order:
     ticket: str
     placed: tuple[Placed, ...]
     named: tuple[PlacedName, ...]
-    digest_part: int
     draft: Manifest | None  # rank 0: what is known of the manifest; publishing it is part of the order
     patience_seconds: float  # how long rank 0 waits for a rank that says nothing
-    problem: str = ""  # the state must not be saved: say so to rank 0 and write nothing
     files: tuple[tuple[str, bytes], ...] = ()  # small files to put into the folder before the manifest: name, content
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a rank found in the state that its order is about."""
+
+    digest_part: int
+    problem: str = ""  # it must not be saved: rank 0 is told so and nothing stays
 
 
 @dataclass(frozen=True)
@@ -105,30 +113,35 @@ def carry_out(
     order: Order,
     sources: Sequence[Source],
     named: Sequence[NamedSource],
+    examined: Callable[[], Examined],
     give_up: Callable[[], bool],
     moved: Moved = lambda: None,
 ) -> Outcome:
     """Write the shard, say so, and on rank 0 publish. Every failure of a store becomes the outcome's problem.
 
-    `moved` is called for each piece written and each look for the other ranks' records.
+    `examined` may wait and always says the same. `moved` is called for each piece written and each look for the other
+    ranks' records.
     """
     begun = time.monotonic()
-    shard, manifest, problem, written = None, None, order.problem, begun
+    shard, manifest, problem, written = None, None, "", begun
+
+    def approve() -> None:
+        if examined().problem:
+            raise CheckpointError(examined().problem)
+
+    def waiting() -> bool:
+        moved()
+        return give_up()
+
     try:
         if is_published(order.store, order.folder):
             return Outcome(order.folder, None, None, f"{order.folder} is published and not written again", 0.0, 0.0)
-        if not problem:
-            for name, content in order.files:
-                order.store.put(f"{order.folder}/{name}", content)
-            done = write_shard(order.store, order.folder, order.rank, sources, named, moved)
-            put_record(order.store, order.folder, Record(done, order.digest_part, order.ticket))
-            shard, written = done, time.monotonic()
-        if not problem and order.draft is not None:
-
-            def waiting() -> bool:
-                moved()
-                return give_up()
-
+        for name, content in order.files:
+            order.store.put(f"{order.folder}/{name}", content)
+        done = write_shard(order.store, order.folder, order.rank, sources, named, moved, approve)
+        put_record(order.store, order.folder, Record(done, examined().digest_part, order.ticket))
+        shard, written = done, time.monotonic()
+        if order.draft is not None:
             records = wait_for_records(
                 order.store, order.folder, order.ranks, order.ticket, order.patience_seconds, waiting
             )
@@ -165,12 +178,13 @@ class WriterProcess:
     def submit(self, order: Order) -> None:
         """Hand over an order. The memory it names must stay as it is until the outcome is there."""
         assert not self.busy, "the writer works on one order at a time"
-        try:
-            self._connection.send(order)
-        except OSError as error:
-            raise self._death() from error
+        self._send(order)
         self._moved_at = time.monotonic()
         self.busy = True
+
+    def tell(self, examined: Examined) -> None:
+        """Once for every order: what is in the memory that it names."""
+        self._send(examined)
 
     def outcome(self, timeout_seconds: float | None, stall_seconds: float = 600.0) -> Outcome | None:
         """The outcome of the order, None when it is not there in time. Raises WriterDied.
@@ -202,6 +216,12 @@ class WriterProcess:
             self._process.wait(REAP_SECONDS)
         self._release()
 
+    def _send(self, message: Order | Examined) -> None:
+        try:
+            self._connection.send(message)
+        except OSError as error:
+            raise self._death() from error
+
     def _release(self) -> None:
         self._connection.close()
         if self._moved >= 0:
@@ -226,17 +246,14 @@ class WriterProcess:
 
 def serve(connection: Connection, memory: memoryview, moved: Moved, rank_process: int) -> None:
     """The writer's end: orders one after the other until the rank is gone."""
-    while True:
-        try:
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
             order: Order = connection.recv()
-        except (EOFError, ConnectionError):
-            return
-        sources, named = sources_in(order, memory)
-        outcome = carry_out(order, sources, named, lambda: os.getppid() != rank_process, moved)
-        try:
+            examined: Callable[[], Examined] = cache(connection.recv)
+            sources, named = sources_in(order, memory)
+            outcome = carry_out(order, sources, named, examined, lambda: os.getppid() != rank_process, moved)
+            examined()  # also when nobody asked: what comes then is the next order
             connection.send(outcome)
-        except ConnectionError:
-            return
 
 
 def sources_in(order: Order, memory: memoryview) -> tuple[list[Source], list[NamedSource]]:

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ from zero_engine.fetcher import Filled, Part
 from zero_engine.manifest import CheckpointError
 from zero_engine.shard import Record, publish, put_record, wait_for_records, write_shard
 from zero_engine.store import Bytes, ErrorType, LocalStore, NotFound, Store, StoreError, Writer, check_key
-from zero_engine.writer import Order, carry_out
+from zero_engine.writer import Examined, Order, carry_out
 
 
 @dataclass
@@ -280,8 +281,9 @@ def carry_out_together(root: Path, victim: int, allowed: int) -> int:
             store = LocalStore(root, Massacre(allowed) if rank == victim else None)
             by_hand = ByHand(store)
             draft = by_hand.draft() if rank == 0 else None
-            order = Order(store, by_hand.folder, rank, 2, "t", (), (), rank + 1, draft, patience_seconds=30)
-            outcome = carry_out(order, by_hand.sources(rank), [], give_up=lambda: False)
+            order = Order(store, by_hand.folder, rank, 2, "t", (), (), draft, patience_seconds=30)
+            found = partial(Examined, rank + 1)
+            outcome = carry_out(order, by_hand.sources(rank), [], found, give_up=lambda: False)
             os._exit(1 if outcome.problem else 0)
         children.append(child)
     return sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)

@@ -16,7 +16,7 @@ from checkpoint_by_hand import ByHand
 from zero_engine.catalog import list_checkpoints, verify
 from zero_engine.shard import Refusal, get_record
 from zero_engine.store import FileCalls, LocalStore, Store
-from zero_engine.writer import Order, Outcome, Placed, WriterDied, WriterProcess
+from zero_engine.writer import Examined, Order, Outcome, Placed, WriterDied, WriterProcess
 
 TICKET = "t"
 
@@ -52,15 +52,17 @@ class Rank:
         self.placed = tuple(placed)
         self.writer = WriterProcess(self.memory, len(data))
 
-    def order(self, store: Store, patience_seconds: float = 60, problem: str = "") -> Order:
+    def order(self, store: Store, patience_seconds: float = 60) -> Order:
         draft = self.by_hand.draft() if self.rank == 0 else None
         folder, ranks = self.by_hand.folder, self.by_hand.ranks
-        return Order(
-            store, folder, self.rank, ranks, TICKET, self.placed, (), self.rank + 1, draft, patience_seconds, problem
-        )
+        return Order(store, folder, self.rank, ranks, TICKET, self.placed, (), draft, patience_seconds)
 
-    def save(self, order: Order) -> Outcome:
+    def begin(self, order: Order, problem: str = "") -> None:
         self.writer.submit(order)
+        self.writer.tell(Examined(self.rank + 1, problem))
+
+    def save(self, order: Order, problem: str = "") -> Outcome:
+        self.begin(order, problem)
         outcome = self.writer.outcome(timeout_seconds=60)
         assert outcome is not None
         return outcome
@@ -82,7 +84,7 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
 def test_two_writers_publish_one_checkpoint_through_the_store_alone(ranks: list[Rank]) -> None:
     """No process talks to another; rank 0 waits for rank 1's record."""
     store = ranks[0].by_hand.store
-    ranks[0].writer.submit(ranks[0].order(store))
+    ranks[0].begin(ranks[0].order(store))
     assert ranks[1].save(ranks[1].order(store)).problem == ""
     outcome = ranks[0].writer.outcome(timeout_seconds=60)
     assert outcome is not None and outcome.manifest is not None and outcome.manifest.digest == f"{3:016x}"
@@ -112,10 +114,24 @@ def test_a_full_disk_is_an_outcome_and_no_checkpoint(ranks: list[Rank]) -> None:
 def test_a_rank_that_may_not_save_tells_rank_0_why(ranks: list[Rank]) -> None:
     """Rank 0 does not wait for a shard that will never come, and repeats the reason."""
     store = ranks[0].by_hand.store
-    assert ranks[1].save(ranks[1].order(store, problem="w is not finite")).shard is None
+    assert ranks[1].save(ranks[1].order(store), problem="w is not finite").shard is None
+    assert [key for key in store.list() if key.endswith(".safetensors")] == [], "what was written has no name"
     assert isinstance(get_record(store, ranks[0].by_hand.folder, 1), Refusal)
     assert "rank 1 could not save its shard: w is not finite" in ranks[0].save(ranks[0].order(store)).problem
     assert list_checkpoints(store) == ()
+
+
+def test_a_shard_gets_its_name_only_when_its_rank_has_looked_at_it(ranks: list[Rank]) -> None:
+    """Written and hashed meanwhile; a rank that dies before it has looked leaves nothing."""
+    store, rank = ranks[1].by_hand.store, ranks[1]
+    rank.writer.submit(rank.order(store))
+    assert rank.writer.outcome(timeout_seconds=0.05) is None and list(store.list()) == []
+    rank.writer.tell(Examined(2))
+    outcome = rank.writer.outcome(timeout_seconds=60)
+    assert outcome is not None and outcome.shard is not None
+    rank.writer.submit(rank.order(LocalStore(Path(store.url, "other"))))
+    rank.writer.close()
+    assert list(LocalStore(Path(store.url, "other")).list()) == []
 
 
 def test_a_silent_rank_ends_the_save_not_the_writer(ranks: list[Rank]) -> None:
@@ -130,7 +146,7 @@ def test_a_silent_rank_ends_the_save_not_the_writer(ranks: list[Rank]) -> None:
 def test_a_killed_writer_is_reported_with_its_signal(ranks: list[Rank]) -> None:
     """kill -9 before the file has its name: an error that says so, and nothing in the store."""
     store = ranks[0].by_hand.store
-    ranks[0].writer.submit(ranks[0].order(LocalStore(store.url, Suicide())))
+    ranks[0].begin(ranks[0].order(LocalStore(store.url, Suicide())))
     with pytest.raises(WriterDied, match="SIGKILL"):
         ranks[0].writer.outcome(timeout_seconds=60)
     assert list(store.list()) == []
@@ -146,7 +162,7 @@ from checkpoint_by_hand import ByHand
 from test_store_writer import Rank
 from zero_engine.store import LocalStore
 rank = Rank(ByHand(LocalStore(Path({str(tmp_path)!r}))), 0)
-rank.writer.submit(rank.order(rank.by_hand.store, patience_seconds=3600))
+rank.begin(rank.order(rank.by_hand.store, patience_seconds=3600))
 print(rank.writer.pid, flush=True)
 sys.stdin.readline()
 os.kill(os.getpid(), signal.SIGKILL)
