@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from workers.local_lines import Lines
 from workers.local_orders import local_orders
 from workers.planner import NeedsModel, StagePlan, Where, plan_spec
 from workers.spec import JobSpec, SpecError, path_problems, read_spec_file
+from workers.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     from workers.local_ranks import LocalRanks
@@ -103,11 +102,8 @@ def _run(asked: Asked, display: Display) -> int:
     resolved = resolve_stage(spec, where)
     if resolved.why is not None:
         display.say(resolved.why)
-    folder = Path(tempfile.mkdtemp(prefix="shardyard-run-"))
-    try:
+    with temporary_folder("shardyard-run-") as folder:
         return _train(asked, resolved, where, folder, display)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _train(asked: Asked, resolved: Resolved, where: Where, folder: Path, display: Display) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe, get_context
@@ -28,6 +27,7 @@ from workers.local_lines import Lines, StepLine
 from workers.local_orders import local_orders
 from workers.object_store import open_store
 from workers.spec import JobSpec, SpecError, read_spec_file
+from workers.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     from zero_engine.catalog import CheckpointName
@@ -150,9 +150,9 @@ def run_again(spec: JobSpec, rerun: Rerun, recorded: Recorded, data_dir: Path) -
     from workers.rank import main as rank_main
 
     findings = Findings(rerun.start, rerun.first + 1, rerun.until)
-    with tempfile.TemporaryDirectory(prefix="shardyard-verify-") as folder:
+    with temporary_folder("shardyard-verify-") as folder:
         listener = listening_socket()
-        orders = _orders(spec, rerun, Path(folder), listener.getsockname()[1], data_dir)
+        orders = _orders(spec, rerun, folder, listener.getsockname()[1], data_dir)
         lines = Lines(len(orders), orders[0].chunk)
         ranks = LocalRanks(orders, listener, rank_main)
         try:

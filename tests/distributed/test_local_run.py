@@ -7,11 +7,13 @@ import json
 import math
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ import pytest
 
 from server.exporting import archive
 from workers.spec import read_spec_file
+from workers.temporary_folder import temporary_folder
 from zero_engine.catalog import list_checkpoints, read_manifest
 from zero_engine.store import LocalStore
 
@@ -332,8 +335,10 @@ def test_ctrl_c_saves_and_leaves_and_the_run_goes_on_later(mlp: Path) -> None:
     assert resumed.code == 0 and [line["step"] for line in resumed.steps] == [more - 2, more - 1, more]
 
 
-def test_no_process_outlives_a_run_that_is_killed(mlp: Path) -> None:
-    """Property: kill -9 of the parent takes every rank with it."""
+def test_nothing_outlives_a_run_that_is_killed(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Property: kill -9 of the parent takes every rank with it, and the next run the folder that they left."""
+    monkeypatch.setenv("TMPDIR", str(mlp.parent))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     process = subprocess.Popen(
         arguments(mlp, "--json", "--set", "train.steps=100000", "--set", "checkpoint.every=0"),
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -343,14 +348,19 @@ def test_no_process_outlives_a_run_that_is_killed(mlp: Path) -> None:
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert len(children) == 2
     watched = [os.pidfd_open(pid) for pid in children]
+    (left,) = mlp.parent.glob("shardyard-run-*")
+    with temporary_folder("shardyard-run-"):
+        assert left.is_dir(), "a run that lives lost its folder"
     process.kill()
     process.wait()
-    import select
-
     for descriptor in watched:
         assert select.select([descriptor], [], [], 30)[0], "a rank lives on"
         os.close(descriptor)
     process.stdout.close()
+    assert left.is_dir()
+    with temporary_folder("shardyard-run-") as folder:
+        assert list(mlp.parent.glob("shardyard-run-*")) == [folder]
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
