@@ -77,7 +77,7 @@ class Saver:
         self._subject, self._store, self._fence = subject, store, fence
         self._policy, self._patience_seconds = policy, patience_seconds
         self._copy = SharedCopy(subject)
-        self._writer = WriterProcess(self._copy.descriptor, self._copy.num_bytes)
+        self._writer = self._new_writer()
         self._running: _Running | None = None
         self._reports: list[SaveReport] = []
         self._calls = 0  # the same on every rank
@@ -224,16 +224,19 @@ class Saver:
             self._sweeper = threading.Thread(target=_sweep, args=(self._store, before), name="shardyard-sweep")
             self._sweeper.start()
 
+    def _new_writer(self) -> WriterProcess:
+        return WriterProcess(self._copy.descriptor, self._copy.num_bytes, self._patience_seconds)
+
     def _outcome(self, running: _Running, timeout_seconds: float | None) -> Outcome | None:
         """The writer's answer, or what went wrong on the way to it; then rank 0 is told, and a dead writer replaced."""
         error = running.error
         if error is None:
             try:
-                return self._writer.outcome(timeout_seconds, self._patience_seconds)
+                return self._writer.outcome(timeout_seconds)
             except WriterDied as death:
                 error = death
         if isinstance(error, WriterDied):
-            self._writer = WriterProcess(self._copy.descriptor, self._copy.num_bytes)
+            self._writer = self._new_writer()
         problem = _words(error)
         _tell(self._store, running.draft.folder, self._subject.comm.rank, Refusal(problem, running.ticket))
         return Outcome(running.draft.folder, None, None, problem, 0.0, time.monotonic() - running.begun)

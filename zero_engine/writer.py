@@ -15,6 +15,7 @@ import mmap
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -156,8 +157,12 @@ def carry_out(
 class WriterProcess:
     """The rank's end: one writer, one order at a time."""
 
-    def __init__(self, memory_descriptor: int, num_bytes: int) -> None:
+    def __init__(self, memory_descriptor: int, num_bytes: int, stall_seconds: float = 600.0) -> None:
+        """`stall_seconds`: a writer that gets nothing done for so long, or does not even read, is killed."""
         ours, theirs = socket.socketpair()
+        whole_seconds, rest = divmod(round(stall_seconds * 1e6), 1_000_000)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole_seconds, rest))
+        self._stall_seconds = stall_seconds
         self._moved = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         numbers = [theirs.fileno(), memory_descriptor, self._moved, num_bytes, os.getpid()]
         self._process = subprocess.Popen(
@@ -186,14 +191,11 @@ class WriterProcess:
         """Once for every order: what is in the memory that it names."""
         self._send(examined)
 
-    def outcome(self, timeout_seconds: float | None, stall_seconds: float = 600.0) -> Outcome | None:
-        """The outcome of the order, None when it is not there in time. Raises WriterDied.
-
-        A writer that got nothing done for `stall_seconds` is killed.
-        """
+    def outcome(self, timeout_seconds: float | None) -> Outcome | None:
+        """The outcome of the order, None when it is not there in time. Raises WriterDied."""
         try:
             while not self._connection.poll(LOOK_SECONDS if timeout_seconds is None else timeout_seconds):
-                self._require_progress(stall_seconds)
+                self._require_progress()
                 if timeout_seconds is not None:
                     return None
             outcome: Outcome = self._connection.recv()
@@ -219,6 +221,8 @@ class WriterProcess:
     def _send(self, message: Order | Examined) -> None:
         try:
             self._connection.send(message)
+        except BlockingIOError as error:  # the send's own time-out: a large order waits for its reader
+            raise self._stalled() from error
         except OSError as error:
             raise self._death() from error
 
@@ -228,13 +232,16 @@ class WriterProcess:
             os.close(self._moved)
             self._moved = -1
 
-    def _require_progress(self, stall_seconds: float) -> None:
+    def _require_progress(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._moved)
             self._moved_at = time.monotonic()
-        if self.busy and time.monotonic() - self._moved_at > stall_seconds:
-            self.kill()
-            raise WriterDied(f"the checkpoint writer got nothing done for {stall_seconds:g} s and was killed")
+        if self.busy and time.monotonic() - self._moved_at > self._stall_seconds:
+            raise self._stalled()
+
+    def _stalled(self) -> WriterDied:
+        self.kill()
+        return WriterDied(f"the checkpoint writer got nothing done for {self._stall_seconds:g} s and was killed")
 
     def _death(self) -> WriterDied:
         self.busy = False

@@ -170,8 +170,8 @@ def test_a_killed_writer_is_reported_and_replaced(pool: Pool, memory_path: Path)
     assert [name.step for name in list_checkpoints(LocalStore(memory_path))] == [2]
 
 
-def stop_the_writer(rank: Rank, root: str) -> list[tuple[int, str]]:
-    """Rank 0's writer stands still for ever; then another save."""
+def stop_the_writer(rank: Rank, root: str, file_bytes: int) -> list[tuple[int, str]]:
+    """Rank 0's writer stands still for ever, before it has read its order; then another save."""
     engine = engine_of(rank, config_of(1))
     saver = engine.saver(root, fence=1, patience_seconds=0.3 if rank.rank == 0 else 60)
     if rank.rank == 0:
@@ -179,17 +179,18 @@ def stop_the_writer(rank: Rank, root: str) -> list[tuple[int, str]]:
     reports = []
     for step in (1, 2):
         train(engine, 1)
-        saver.save(step)
+        saver.save(step, files={"tokenizer.json": bytes(file_bytes)})
+        saver._patience_seconds = 60  # the next writer's
         reports += saver.finish()
         engine._agreement.tell("", f"after {step}")
-        saver._patience_seconds = 60
     engine.close()
     return [(report.step, report.problem) for report in reports]
 
 
-def test_a_writer_that_gets_nothing_done_is_killed_and_replaced(pool: Pool, memory_path: Path) -> None:
+@pytest.mark.parametrize("file_bytes", [10, 1 << 20])  # an order that waits in the socket, one that is too large to
+def test_a_writer_that_gets_nothing_done_is_killed_and_replaced(pool: Pool, memory_path: Path, file_bytes: int) -> None:
     """A save without progress has its limit: training is not held up by it for ever, and the next save is good."""
-    first, second = pool.run(2, stop_the_writer, str(memory_path))
+    first, second = pool.run(2, stop_the_writer, str(memory_path), file_bytes)
     assert first[0][0] == 1 and "got nothing done" in first[0][1] and first[1] == (2, "")
     assert second == [(1, ""), (2, "")], "rank 1 did its part both times"
     assert [name.step for name in list_checkpoints(LocalStore(memory_path))] == [2]
