@@ -17,10 +17,11 @@ from zero_engine.comm import Buffer, Exchange, Gather, Ledger, diverged, reason_
 from zero_engine.errors import PeerError
 from zero_engine.layout import Range
 from zero_engine.pages import host_memory
-from zero_engine.wire import Bell, Message, Wire, Work
+from zero_engine.wire import Bell, Message, PeerLost, Wire, Work
 
 _LABEL_BYTES = 96
 _SETS = 2  # of slices in the staging
+_UNHEARD = "; the store where the ranks met is gone too, so that another rank may have failed first"
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,13 @@ class _PeersNamed:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError):
-            raise PeerError(self.bell.heard() or f"a rank of the group is gone: {error}") from error
+            raise PeerError(self._reason(error)) from error
+
+    def _reason(self, error: RuntimeError) -> str:
+        """Who leaves after an error says so first: where nothing was said, the rank whose connection broke has died."""
+        said = self.bell.heard()
+        lost = str(error) if isinstance(error, PeerLost) else f"a rank of the group is gone: {error}"
+        return said or lost + (_UNHEARD if said is None else "")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from zero_engine.errors import PeerError
-from zero_engine.wire import FOREVER, Message
+from zero_engine.wire import FOREVER, Message, PeerLost
 
 END_SECONDS = 10.0  # that a rank waits at its end for others to take what it sent
 _LANES = 2  # connections between two ranks: one for each direction
@@ -41,15 +41,19 @@ _NUMBERS = 1 << 20  # requests until a receipt's tag comes again
 
 
 class GlooWork:
-    """Receives; and sends, which are kept but never waited for."""
+    """Receives, each with the rank that sends; and sends, which are kept but never waited for."""
 
-    def __init__(self, receives: list[Any], sends: list[Any]) -> None:
+    def __init__(self, receives: list[tuple[int, Any]], sends: list[Any]) -> None:
         self._expected, self._sends = receives, sends
 
     def wait(self, timeout: timedelta = FOREVER) -> None:
-        """Raises RuntimeError when a peer is gone, or after `timeout`, which closes all connections."""
+        """Raises PeerLost when a peer is gone, or after `timeout`, which closes all connections."""
         while self._expected:
-            self._expected.pop(0).wait(timeout)
+            peer, work = self._expected.pop(0)
+            try:
+                work.wait(timeout)
+            except RuntimeError as error:
+                raise PeerLost(peer, error) from error
 
     def finish(self, until: float) -> None:
         """Wait until then (monotonic seconds) at most; what a peer that is gone was to send is not waited for."""
@@ -89,10 +93,9 @@ class GlooWire:
 
     def begin(self, buffer: int) -> int:
         self._trim(self._sent[buffer])
-        pairs = self._connected()
         self._number = number = self._number % _NUMBERS + 1
         receipts = [
-            pairs.recv([torch.empty_like(self._byte)], peer, self._tag(self._rank, peer, number))
+            self._receive(torch.empty_like(self._byte), peer, self._tag(self._rank, peer, number))
             for peer in self._others
         ]
         request = _Request(number, GlooWork(receipts, []), self._words)
@@ -112,19 +115,29 @@ class GlooWire:
         return (work,)
 
     def _started(self, sends: Sequence[Message], receives: Sequence[Message]) -> GlooWork:
-        pairs = self._connected()
-        expected = [pairs.recv([tensor], peer, self._tag(peer, self._rank)) for peer, tensor in receives]
-        return GlooWork(expected, [pairs.send([tensor], peer, self._tag(self._rank, peer)) for peer, tensor in sends])
+        expected = [self._receive(tensor, peer, self._tag(peer, self._rank)) for peer, tensor in receives]
+        return GlooWork(expected, [self._send(tensor, peer, self._tag(self._rank, peer)) for peer, tensor in sends])
+
+    def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> tuple[int, Any]:
+        try:
+            return peer, self._connected().recv([tensor], peer, tag)
+        except RuntimeError as error:
+            raise PeerLost(peer, error) from error
+
+    def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        try:
+            return self._connected().send([tensor], peer, tag)
+        except RuntimeError as error:
+            raise PeerLost(peer, error) from error
 
     def _tag(self, source: int, target: int, number: int = 0) -> int:
         """Of messages from one rank to another, and of the receipts for them. gloo's connections take turns by tag."""
         return _LANES * number + (source > target)
 
     def arrived(self, request: int) -> None:
-        pairs = self._connected()
         self._open.pop(request).arrived = True
         self._thanks.append(
-            [pairs.send([self._byte], peer, self._tag(peer, self._rank, request)) for peer in self._others]
+            [self._send(self._byte, peer, self._tag(peer, self._rank, request)) for peer in self._others]
         )
 
     def settle(self, buffer: int) -> None:

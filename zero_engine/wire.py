@@ -16,6 +16,14 @@ FOREVER = timedelta(0)  # torch's word for a wait without a limit of its own
 Message = tuple[int, Tensor]  # the other rank of the group, and what goes there or comes from there
 
 
+class PeerLost(RuntimeError):
+    """The connection to a rank broke, or it was silent for longer than it may be."""
+
+    def __init__(self, peer: int, error: Exception) -> None:
+        words, _, _ = str(error).partition("\n")
+        super().__init__(f"rank {peer} failed: connection lost ({words})")
+
+
 class Work(Protocol):
     """Messages under way."""
 
@@ -131,12 +139,12 @@ class Bell:
         with suppress(RuntimeError, AttributeError):  # the rank that kept the store may be gone; a rank alone has none
             self._store.compare_set("bell", "", text)
 
-    def heard(self) -> str:
-        """What was said, or nothing."""
-        with suppress(RuntimeError, AttributeError):
-            if self._store.check(["bell"]):
-                return str(self._store.get("bell").decode())
-        return ""
+    def heard(self) -> str | None:
+        """What was said, or nothing; None where the store is gone too."""
+        try:
+            return str(self._store.get("bell").decode()) if self._store.check(["bell"]) else ""
+        except (RuntimeError, AttributeError):
+            return None
 
 
 def meeting_place(group: Any) -> Any:

@@ -189,12 +189,12 @@ def _dies(comm: GroupComm, store: Any) -> tuple[str, float]:
 
 
 def test_who_ends_leaves_its_bytes_and_who_dies_leaves_no_one_waiting(pool: Pool) -> None:
-    """A process that ends properly has first brought away what it sent. A death ends a reclaim with an error, and a
-    close at once and quietly.
+    """A process that ends properly has first brought away what it sent. A death ends a reclaim with an error that names
+    the rank, and a close at once and quietly.
     """
     outcomes = pool.outcomes(5, _left)
     pool.stop()
     assert outcomes[0] == (True, [1, 2]), outcomes[0]
-    assert outcomes[2][1][0].startswith("a rank of the group is gone"), outcomes[2]
+    assert outcomes[2][1][0].startswith("rank 1 failed: connection lost"), outcomes[2]
     assert outcomes[4][1][0] == "", outcomes[4]
     assert all(outcomes[rank][1][1] < stretched(5) for rank in (2, 4)), outcomes
