@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 from workers.contract import AttemptId, JobId, LaunchOrder, ResultRecord
@@ -74,6 +76,11 @@ class ClusterState:
 
     nodes: tuple[Node, ...]
     attempts: tuple[AttemptState, ...]
+
+    @cached_property
+    def by_id(self) -> Mapping[AttemptId, AttemptState]:
+        """The attempts by id."""
+        return {attempt.attempt_id: attempt for attempt in self.attempts}
 
 
 class NoCapacity(Exception):

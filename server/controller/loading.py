@@ -13,7 +13,7 @@ from server.models import Attempt, ReportSeq
 from server.rows import attempts, checkpoints, jobs
 from server.rows.attempts import RankRecord
 from server.settings import Settings
-from server.states import ACTIVE, LIVE
+from server.states import ACTIVE
 from workers.contract import AttemptId, JobId
 
 
@@ -39,7 +39,8 @@ async def load(connection: AsyncConnection, seen: Collection[str] = ()) -> Loade
     ranks = await attempts.ranks_of(connection, [a.id for a in living])
     closed = await _closed(connection, [a.id for a in living])
     known = {record.id for record in records}
-    facts = [await job_facts(connection, record) for record in records]
+    ending = {a.job_id for a in living if a.reason is not None}
+    facts = [await job_facts(connection, record) if record.id in ending else _job_facts(record) for record in records]
     return Loaded(
         tuple(facts),
         tuple(attempt_facts(a, ranks[a.id], closed) for a in living if a.job_id in known),
@@ -55,8 +56,12 @@ async def _released(connection: AsyncConnection, attempt_ids: Collection[str]) -
 
 
 async def job_facts(connection: AsyncConnection, job: jobs.JobRecord) -> JobFacts:
-    """A job as decisions see it."""
-    point = await checkpoints.resume_point(connection, job.id) if job.status in LIVE else None
+    """A job whose attempt ends, as decisions see it."""
+    point = await checkpoints.resume_point(connection, job.id)
+    return _job_facts(job, point.step if point else 0)
+
+
+def _job_facts(job: jobs.JobRecord, checkpoint_step: int = 0) -> JobFacts:
     resources, restart = job.spec["resources"], job.spec["restart"]  # a stored spec is complete and was validated
     return JobFacts(
         id=JobId(job.id),
@@ -78,7 +83,7 @@ async def job_facts(connection: AsyncConnection, job: jobs.JobRecord) -> JobFact
         user_budget=restart["user_failures"],
         infrastructure_budget=restart["infrastructure_failures"],
         progress_step=job.progress_step,
-        checkpoint_step=point.step if point else 0,
+        checkpoint_step=checkpoint_step,
     )
 
 

@@ -27,6 +27,7 @@ from server.controller.storekeeper import Storekeeper
 from server.db import Database, utc_now
 from server.lifespan import resume_stopped
 from server.rows import attempts, nodes
+from server.rows.attempts import RankChange
 from server.settings import Settings
 from server.states import AttemptStatus
 from server.whole_store import OpenStore
@@ -196,8 +197,7 @@ class Reconciler:
         if not changes and not signs and state.nodes == self._memory.nodes:
             return
         async with self.leadership.write() as tx:
-            for attempt_id, rank, values in changes:
-                await attempts.set_rank(tx, attempt_id, rank, **values)
+            await attempts.set_ranks(tx, changes)
             await nodes.replace(tx, state.nodes)
         self._memory.nodes = state.nodes
         if signs:
@@ -256,9 +256,6 @@ def _grouped(commands: Sequence[actions.Command]) -> dict[str, list[actions.Comm
     return groups
 
 
-RankChange = tuple[AttemptId, int, dict[str, object]]
-
-
 def _rank_changes(state: AttemptState, loaded: loading.Loaded, now: datetime, signs: bool) -> list[RankChange]:
     """What of the observed ranks is new, and the signs of life when it is time for them."""
     changes: list[RankChange] = []
@@ -279,5 +276,5 @@ def _rank_changes(state: AttemptState, loaded: loading.Loaded, now: datetime, si
         if signs and seen.status == "running":
             different["heartbeat_at"] = now - timedelta(seconds=seen.heartbeat_age_seconds)
         if different:
-            changes.append((state.attempt_id, seen.rank, different))
+            changes.append(RankChange(state.attempt_id, seen.rank, different))
     return changes

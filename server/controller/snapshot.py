@@ -37,7 +37,7 @@ class JobFacts:
     user_budget: int = 0
     infrastructure_budget: int = 0
     progress_step: int = 0  # step of the newest checkpoint when a failure was last counted
-    checkpoint_step: int = 0  # step of the newest usable checkpoint; 0: none
+    checkpoint_step: int = 0  # what a resume would begin from, known once an attempt ends; 0: the beginning
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from zero_engine.manifest import parse_folder
 from zero_engine.store import Store, StoreError
 
 log = logging.getLogger("shardyard.storekeeper")
+AT_ONCE = 1000  # jobs whose retention is looked at with the same statements
 REMOVING = "its files are being removed"  # `problem` of a row in status deleted until the files are gone
 
 
@@ -97,8 +98,10 @@ class Storekeeper:
     async def retain(self) -> None:
         """Apply the retention of every job that has more checkpoints than it keeps, and finish removals cut short."""
         async with self._database.read() as connection:
-            crowded = [job_id for job_id in await _crowded(connection) if await _surplus(connection, job_id)]
-        for job_id in crowded:
+            crowded = await _crowded(connection)
+            groups = [crowded[start : start + AT_ONCE] for start in range(0, len(crowded), AT_ONCE)]
+            surplus = [ref.job_id for group in groups for ref in await _surplus(connection, group)]
+        for job_id in dict.fromkeys(surplus):
             async with self._leadership.write() as tx:
                 await self._mark(tx, job_id)
         async with self._database.read() as connection:
@@ -135,7 +138,7 @@ class Storekeeper:
     async def _mark(self, tx: Tx, job_id: str) -> None:
         if await jobs.lock(tx, job_id) is None:
             return
-        for ref in await _surplus(tx.connection, job_id):
+        for ref in await _surplus(tx.connection, [job_id]):
             await checkpoints.set_status(tx, ref.id, "deleted", problem=REMOVING)
             log.info("checkpoint.removed job=%s folder=%s", job_id, ref.folder)
 
@@ -193,17 +196,19 @@ class Storekeeper:
                 shutil.rmtree(folder)
 
 
-async def _surplus(connection: AsyncConnection, job_id: str) -> list[checkpoints.CheckpointRef]:
-    """Checkpoints that the job's spec does not keep and that nobody needs."""
-    job = await jobs.get(connection, job_id)
-    if job is None:
-        return []
-    existing = await checkpoints.of_job(connection, job_id)
-    keep = job.spec["checkpoint"]
-    held = {need.checkpoint_id for need in await needs.of_job(connection, job_id)}
-    keeping = Keeping(keep["keep_latest"], keep["keep_best"], keep.get("keep_every", 0))
-    gone = removable([_kept(c) for c in existing], keeping, held)
-    return [ref for ref in existing if ref.id in gone]
+async def _surplus(connection: AsyncConnection, job_ids: Sequence[str]) -> list[checkpoints.CheckpointRef]:
+    """Checkpoints that their jobs' specs do not keep and that nobody needs."""
+    existing = dict[str, list[checkpoints.CheckpointRef]]()
+    for ref in await checkpoints.of_jobs(connection, job_ids):
+        existing.setdefault(ref.job_id, []).append(ref)
+    held = {need.checkpoint_id for need in await needs.of_jobs(connection, job_ids)}
+    surplus = list[checkpoints.CheckpointRef]()
+    for job_id, spec in (await jobs.specs(connection, job_ids)).items():
+        keep, refs = spec["checkpoint"], existing.get(job_id, [])
+        keeping = Keeping(keep["keep_latest"], keep["keep_best"], keep.get("keep_every", 0))
+        gone = removable([_kept(ref) for ref in refs], keeping, held)
+        surplus += [ref for ref in refs if ref.id in gone]
+    return surplus
 
 
 def _kept(ref: checkpoints.CheckpointRef) -> Kept:

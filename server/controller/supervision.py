@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from server.controller.actions import Adopt, Command, Data, Decide, Finish, Kill, MarkRunning, MarkStopping, Stop
-from server.controller.cluster import AttemptState, RankState
+from server.controller.cluster import RankState
 from server.controller.outcome import Outcome, outcome_of
 from server.controller.retry import after_failure, retry_class
 from server.controller.snapshot import AttemptFacts, JobFacts, Policy, RankFacts, Snapshot
@@ -88,7 +88,7 @@ class Watched:
 
 def watch(snapshot: Snapshot, job: JobFacts, attempt: AttemptFacts, now: datetime) -> Watched:
     """Put the facts of one attempt together."""
-    listed = _listed(snapshot, attempt)
+    listed = snapshot.cluster.by_id.get(attempt.id) if snapshot.cluster else None
     states = {s.rank: s for s in listed.ranks} if listed else {}
     return Watched(
         job=job,
@@ -101,12 +101,6 @@ def watch(snapshot: Snapshot, job: JobFacts, attempt: AttemptFacts, now: datetim
         absent_since=snapshot.absent_since.get(attempt.id),
         now=now,
     )
-
-
-def _listed(snapshot: Snapshot, attempt: AttemptFacts) -> AttemptState | None:
-    if snapshot.cluster is None:
-        return None
-    return next((a for a in snapshot.cluster.attempts if a.attempt_id == attempt.id), None)
 
 
 def supervise(w: Watched) -> list[Command]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, bindparam, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.db import Tx
@@ -62,6 +62,15 @@ class RankRecord:
     step: int
     heartbeat_at: datetime | None
     result: ResultRecord | None
+
+
+@dataclass(frozen=True)
+class RankChange:
+    """What is new of a rank: status, phase, node, pid, start_ticks, step, heartbeat_at, result (as JSON)."""
+
+    attempt_id: str
+    rank: int
+    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -153,9 +162,15 @@ async def set_values(tx: Tx, attempt_id: str, **values: Any) -> None:
     await tx.execute(update(Attempt).where(Attempt.id == attempt_id).values(**values))
 
 
-async def set_rank(tx: Tx, attempt_id: str, rank: int, **values: Any) -> None:
-    """Set columns of one rank: status, phase, node, pid, start_ticks, step, heartbeat_at, result (as JSON)."""
-    await tx.execute(update(RankRow).where(RankRow.attempt_id == attempt_id, RankRow.rank == rank).values(**values))
+async def set_ranks(tx: Tx, changes: Collection[RankChange]) -> None:
+    """Set columns of ranks, in one statement for all whose changes are of the same columns."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for change in changes:
+        place = {"of_attempt": change.attempt_id, "of_rank": change.rank}
+        alike.setdefault(tuple(sorted(change.values)), []).append({**place, **change.values})
+    of_rank = (RankRow.attempt_id == bindparam("of_attempt"), RankRow.rank == bindparam("of_rank"))
+    for rows in alike.values():
+        await tx.execute(update(RankRow).where(*of_rank), rows)
 
 
 async def views(

@@ -66,7 +66,7 @@ async def _views(
     connection: AsyncConnection, job_id: str, rows: Sequence[Row[Any]], *, shards: bool
 ) -> list[CheckpointView]:
     files = await _shards(connection, [row.id for row in rows], only_bad=not shards)
-    needed = await needs.of_job(connection, job_id) if rows else []
+    needed = await needs.of_jobs(connection, [job_id]) if rows else []
     return [_view(row, files.get(row.id, []), needed, shards=shards) for row in rows]
 
 

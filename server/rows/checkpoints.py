@@ -86,9 +86,14 @@ async def record(tx: Tx, job_id: str, attempt: int, report: CheckpointRecord) ->
 
 async def of_job(connection: AsyncConnection, job_id: str) -> list[CheckpointRef]:
     """Checkpoints of a job that still exist, newest step first; of one step the newest attempt first."""
+    return await of_jobs(connection, [job_id])
+
+
+async def of_jobs(connection: AsyncConnection, job_ids: Collection[str]) -> list[CheckpointRef]:
+    """Checkpoints of these jobs that still exist, newest step first; of one step the newest attempt first."""
     statement = (
         select(*_REF)
-        .where(Checkpoint.job_id == job_id, Checkpoint.status != "deleted")
+        .where(Checkpoint.job_id.in_(job_ids), Checkpoint.status != "deleted")
         .order_by(Checkpoint.step.desc(), Checkpoint.attempt.desc())
     )
     return [_ref(row) for row in (await connection.execute(statement)).all()]

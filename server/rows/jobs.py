@@ -73,6 +73,11 @@ async def get(connection: AsyncConnection, job_id: str) -> JobRecord | None:
     return None if row is None else _record(row)
 
 
+async def specs(connection: AsyncConnection, job_ids: Collection[str]) -> dict[str, Data]:
+    """The specs of those of `job_ids` that there are, as they run now."""
+    return {row.id: row.spec for row in await connection.execute(select(Job.id, Job.spec).where(Job.id.in_(job_ids)))}
+
+
 async def existing(connection: AsyncConnection, job_ids: Collection[str]) -> set[str]:
     """Those of `job_ids` that there are."""
     return set((await connection.execute(select(Job.id).where(Job.id.in_(job_ids)))).scalars())

@@ -6,9 +6,11 @@ fork until the fork has two usable checkpoints of its own: before that, a damage
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import CompoundSelect, func, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.models import Attempt, Checkpoint, Job
@@ -28,30 +30,29 @@ class Need:
     job_name: str
 
 
-async def of_job(connection: AsyncConnection, job_id: str) -> list[Need]:
-    """Who needs which checkpoint of a job, the job itself included."""
+async def of_jobs(connection: AsyncConnection, job_ids: Collection[str]) -> list[Need]:
+    """Who needs which checkpoint of these jobs, the jobs themselves included."""
+    theirs = Checkpoint.job_id.in_(job_ids)
     reading = (
         select(Checkpoint.id, Job.id, Job.name)
         .join(Attempt, Attempt.resume_checkpoint == Checkpoint.id)
         .join(Job, Job.id == Attempt.job_id)
-        .where(Checkpoint.job_id == job_id, Attempt.status != AttemptStatus.RELEASED)
+        .where(theirs, Attempt.status != AttemptStatus.RELEASED)
     )
     named = (
         select(Checkpoint.id, Job.id, Job.name)
         .join(Job, Job.resume_checkpoint == Checkpoint.id)
-        .where(Checkpoint.job_id == job_id, Job.status.in_(UNENDED))
+        .where(theirs, Job.status.in_(UNENDED))
     )
     own = select(func.count()).where(Checkpoint.job_id == Job.id, Checkpoint.status.in_(USABLE))
-    origin = select(Checkpoint.id).where(Checkpoint.job_id == job_id)
+    origin = select(Checkpoint.id).where(theirs)
     forked = select(Job.forked_from, Job.id, Job.name).where(
         Job.forked_from.in_(origin), Job.status.in_(UNENDED), own.correlate(Job).scalar_subquery() < OWN_ENOUGH
     )
-    found: dict[Need, None] = {}
-    for statement in (reading, named, forked):
-        found |= {Need(str(row[0]), row[1], row[2]): None for row in (await connection.execute(statement)).all()}
-    return list(found)
+    every: CompoundSelect[*tuple[Any, ...]] = union(reading, named, forked)
+    return [Need(*row) for row in (await connection.execute(every)).all()]
 
 
 async def by_others(connection: AsyncConnection, job_id: str) -> list[Need]:
     """Which other jobs need a checkpoint of this one: it cannot be deleted."""
-    return [need for need in await of_job(connection, job_id) if need.job_id != job_id]
+    return [need for need in await of_jobs(connection, [job_id]) if need.job_id != job_id]

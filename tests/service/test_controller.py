@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from server.controller import applying
 from server.controller.actions import Start
 from server.controller.cluster import LaunchFailed, NoCapacity
 from server.models import Attempt, Job, PointTail, ReportSeq, Series
-from server.rows import attempts, jobs, plans, series
+from server.rows import attempts, checkpoints, jobs, plans, series
 from server.states import Action, AttemptStatus, Desired, Status
 from tests.service.controller_world import BOTH, Fault, World, in_world
+from tests.service.counted_statements import counted_statements
+from tests.service.reports_by_hand import checkpoint
 from workers import built_plan
-from workers.contract import SPOOL_FILE, AttemptId, EventRecord, JobId
+from workers.contract import SPOOL_FILE, AttemptId, CheckpointRecord, EventRecord, JobId
 from workers.planner import Where, plan_spec
 from workers.spool_sender import JOURNAL_FILE
 
@@ -110,6 +113,35 @@ async def test_of_two_gangs_that_do_not_fit_together_one_waits_with_nothing_held
     assert len(world.cluster.attempts) == 1
     await world.until_status(second, Status.SUCCEEDED)
     assert (await world.job(first)).status is Status.SUCCEEDED
+
+
+@in_world(slots=6)
+async def test_a_look_asks_no_more_about_many_jobs_than_about_one(world: World) -> None:
+    """Running and waiting jobs of which nothing is new: as many statements for six and six as for one and one.
+
+    Six looks, signs of life written among them; each job has more checkpoints than must be kept and keeps them all.
+    """
+    counts = []
+    for more in (1, 5):
+        keep = {"every": 0, "keep_latest": 9}
+        started = [await world.submit(f"{more} {n}", 1, 10**6, checkpoint=keep) for n in range(more)]
+        for _ in range(more):
+            await world.submit("waits", ranks=6, priority=0)
+        for job in started:
+            await world.until_status(job, Status.RUNNING)
+        async with world.database.write() as tx:
+            for job, step in product(started, (1, 2, 3)):
+                await checkpoints.record(tx, job, 1, CheckpointRecord.model_validate(checkpoint(step)))
+        await world.look(2)
+        world.clock.pass_seconds(10.0)
+        await world.controller.tick()
+        with counted_statements(world.database) as statements:
+            for _ in range(6):
+                world.clock.pass_seconds(1.0)
+                await world.controller.tick()
+                await world.controller.settle()
+        counts.append(len(statements))
+    assert counts[0] == counts[1] < 6 * 25, counts
 
 
 # --- stop -------------------------------------------------------------------------------------------------------------
@@ -330,10 +362,8 @@ async def test_damaged_checkpoints_never_start_a_job_over_silently(world: World)
     await world.pause_after(job, 15)
     await world.act(Action.RESUME, job)
     async with world.database.write() as tx:
-        for checkpoint in await _checkpoint_ids(world, job):
-            from server.rows import checkpoints
-
-            await checkpoints.set_status(tx, checkpoint, "corrupt", problem="test")
+        for each in await world.checkpoints(job):
+            await checkpoints.set_status(tx, each.id, "corrupt", problem="test")
     failed = await world.until_status(job, Status.FAILED)
     assert (failed.reason, failed.attempt) == ("checkpoint_unreadable", 1)
 
@@ -361,10 +391,6 @@ async def test_an_attempt_that_fell_back_says_where_it_really_began(world: World
     now = await world.attempt(job)
     assert (now.id, now.resume_step, now.resume_checkpoint) == (attempt.id, before.step, before.id)
     assert {c.step: c.status for c in await world.checkpoints(job)}[newest.step] == "corrupt"
-
-
-async def _checkpoint_ids(world: World, job: str) -> list[str]:
-    return [c.id for c in await world.checkpoints(job)]
 
 
 @in_world()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import event as sqlalchemy_event
 
-from server.db import Database
 from server.rows import attempts, checkpoints, jobs
 from server.states import AttemptStatus, Status
 from tests.service.conftest import Api
+from tests.service.counted_statements import counted_statements
 from tests.service.reports_by_hand import Rank, at, checkpoint, log, phase, points, save, start_attempt
 from workers.contract import CheckpointRecord
 
@@ -279,21 +276,6 @@ async def test_a_manifest_of_ten_thousand_shards_is_as_many_statements_as_one_of
     small, whole = await api.admin.get(path), await api.admin.get(path, params={"shards": True})
     assert [len(item["shards"]) for item in whole.json()["items"]] == [10_000, 2]
     assert [len(item["shards"]) for item in small.json()["items"]] == [0, 0] and len(small.content) < 2000
-
-
-@contextmanager
-def counted_statements(database: Database) -> Iterator[list[str]]:
-    """The statements that the writer hands to its driver meanwhile."""
-    engine, seen = database._writer.sync_engine, list[str]()
-
-    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        seen.append(statement)
-
-    sqlalchemy_event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        sqlalchemy_event.remove(engine, "before_cursor_execute", note)
 
 
 async def test_a_checkpoint_that_a_rank_refused_is_marked_and_named(api: Api) -> None:
