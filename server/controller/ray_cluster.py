@@ -3,7 +3,7 @@
 Everything is found by name, so nothing has to be remembered:
     placement group   attempt:<job>:<attempt>:<fence>:<ranks>:<namespace>     detached, one bundle per rank
     rank actor        rank:<attempt>:<rank>                                   detached, never restarted
-    node agent        agent:<node>                          detached, never restarted; made anew when it died
+    node agent        agent:<node>                          detached, never restarted; made anew when it died or hangs
 
 All of it lives in the namespace of the installation (`RayOptions.namespace`): on a shared cluster others do not see it.
 """
@@ -45,6 +45,7 @@ ANSWER_SECONDS = 3.0  # an actor that does not answer in time is taken as it was
 PLACE_SECONDS = 10.0
 START_SECONDS = 120.0  # from the placement to a running process on every rank, a cold zygote included
 RELEASE_SECONDS = 15.0
+HUNG_SECONDS = 20.0  # an agent that answers nothing for so long is killed; its attempts live on
 POLL_SECONDS = 0.02
 
 P = ParamSpec("P")
@@ -96,6 +97,7 @@ class RayCluster:
             **loopback,
         )
         self.agents: dict[str, _Agent] = {}  # by node id
+        self.silent: dict[str, float] = {}  # by node id: when its agent was first asked in vain
         self.seen: dict[str, _Seen] = {}  # by actor name
         self.launching: set[AttemptId] = set()
         self.lock = threading.RLock()
@@ -315,7 +317,7 @@ class RayCluster:
     # ---- nodes -------------------------------------------------------------------------------------------------
 
     def _ensure_agents(self) -> None:
-        """An agent that answers on every living node. One that is only slow is kept; a dead one is replaced."""
+        """An agent on every living node. One that is only slow is kept; one that died or hangs is replaced."""
         with self.lock:
             nodes = _living_nodes()
             handles = {node: self._actor(agent_name(node)) for node in nodes}
@@ -326,11 +328,23 @@ class RayCluster:
                 answer = answers.get(node)
                 if isinstance(answer, dict):
                     agents[node] = _Agent(handles[node], answer)
-                elif isinstance(answer, GetTimeoutError) and node in self.agents:
-                    agents[node] = self.agents[node]
-                elif (made := self._make_agent(node)) is not None:
+                elif isinstance(answer, GetTimeoutError) and not self._hangs(node):
+                    agents |= {node: self.agents[node]} if node in self.agents else {}
+                    continue
+                elif (made := self._replace_agent(node, handles[node])) is not None:
                     agents[node] = made
+                self.silent.pop(node, None)
             self.agents = agents
+
+    def _hangs(self, node: str) -> bool:
+        """Whether an agent that did not answer now has not for long: stopped, or stuck where no thread of it runs."""
+        now = time.monotonic()
+        return now - self.silent.setdefault(node, now) > HUNG_SECONDS
+
+    def _replace_agent(self, node: str, old: Any | None) -> _Agent | None:
+        if old is not None:
+            ray.kill(old, no_restart=True)
+        return self._make_agent(node)
 
     def _make_agent(self, node: str) -> _Agent | None:
         """A new agent on this node, once the name of a dead one is free; None when it does not answer yet."""
