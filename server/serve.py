@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import uvicorn
 
@@ -174,7 +175,7 @@ class Service:
             self._settings,
             holder=controller_id(self._settings.data_dir / "controller-id"),
             report_url=f"{self._url}/v1/reports",
-            resolve=resolve_stage,
+            resolve=partial(resolve_stage, self._settings.data_dir),
             open_store=open_store,
         )
         stop = asyncio.Event()

@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from datetime import date
 from mmap import mmap
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def calibrate(device: Device, threads: int = 1, seconds: float = SECONDS) -> Cal
         matmul_flops=_matmul_rate(device, seconds),
         memory_bytes=_memory_rate(device, seconds),
         exchange_bytes=_exchange_rate(device, seconds),
+        day=date.today().isoformat(),
     )
 
 

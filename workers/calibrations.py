@@ -74,7 +74,7 @@ def known_calibration(data_dir: Path, device: Device, threads: int = 1) -> Known
     elsewhere = device == "cuda" and not here.hardware
     for found in kept:
         if machine_of(found) == here or (elsewhere and found.torch == here.torch):
-            return Known(found, f"On {machine_of(found)}.")
+            return Known(found, f"Calibrated {f'on {found.day}, ' if found.day else ''}{machine_of(found)}.")
     return Known(None, _missing(here, [machine_of(found) for found in kept], elsewhere))
 
 

@@ -45,6 +45,7 @@ class Calibration(BaseModel):
     matmul_flops: Annotated[float, Field(gt=0, description="floating-point operations a second, fp32; bf16 on CUDA")]
     memory_bytes: Annotated[float, Field(gt=0, description="bytes read and written a second")]
     exchange_bytes: Annotated[float, Field(gt=0, description="payload bytes a second between two ranks")]
+    day: str | None = None  # on which it was measured, as in 2026-11-30
 
 
 class StepSeconds(BaseModel):

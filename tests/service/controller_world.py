@@ -222,7 +222,7 @@ def new_controller(database: Database, cluster: FakeCluster, settings: Settings,
         settings,
         holder="controller",
         report_url="http://server/v1/reports",
-        resolve=resolve_stage,
+        resolve=functools.partial(resolve_stage, settings.data_dir),
         open_store=LocalStore,
         clock=clock,
     )

@@ -290,6 +290,7 @@ async def test_the_plan_of_a_users_model_comes_from_the_model_itself(api: Api) -
     assert good["status"] == "done", good
     plan = good["plan"]
     assert (plan["parameters"], [stage["stage"] for stage in plan["stages"]]) == (650, [0, 1, 2, 3])
+    assert "shardyard calibrate" in plan["step_basis"]
     assert [stage["paper_bytes"] for stage in plan["stages"]] == [16 * 650, 12 * 650, 10 * 650, 8 * 650]
     assert bad["status"] == "failed" and "ValueError: no such width" in bad["error"] and "broken" in bad["error"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from server.controller.actions import Start
 from server.controller.stage import resolve_stage as resolve_for_slot
 from workers import built_plan
 from workers.built_plan import resolve_stage
+from workers.calibrations import calibration_file, this_machine
 from workers.contract import JobId
 from workers.planner import NeedsModel, SpecPlan, Where, plan_columns, plan_spec
 from workers.spec import JobSpec, load_spec
@@ -20,6 +22,7 @@ from workers.spec import JobSpec, load_spec
 GPT = (
     "name: x\nmodel: {kind: gpt, layers: 2, hidden: 64, heads: 2, context: 32}\ndata: {kind: text}\ntrain: {steps: 3}\n"
 )
+RATES = ("matmul_flops", "memory_bytes", "exchange_bytes")
 USER = "name: x\nmodel: {kind: python, entry: 'm:b', path: /x}\ndata: {kind: text}\ntrain: {steps: 3}\n"
 
 
@@ -148,7 +151,9 @@ def test_a_users_model_is_planned_by_building_it_elsewhere(tmp_path: Path, monke
 
 
 def test_a_users_model_gets_the_stage_that_fits_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Property: what fits decides, after the model was built elsewhere; one that cannot be built gets stage 1."""
+    """Property: what fits decides, after the model was built elsewhere, whose step is predicted where the machine was
+    calibrated; one that cannot be built gets stage 1.
+    """
     from workers.model_plan import plans_of
 
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -162,11 +167,15 @@ def test_a_users_model_gets_the_stage_that_fits_its_device(tmp_path: Path, monke
     least = min(roomy.stages, key=lambda each: each.total_bytes)
     assert least.stage == 3 != roomy.advised_stage and roomy.activation_bytes is not None
     memory = int((least.total_bytes + roomy.activation_bytes) / 0.9) + 1
-    start = Start(JobId("j"), "cpu", slot_memory_bytes=memory)
-    tight = resolve_for_slot(wanted, start)
+    start, here = Start(JobId("j"), "cpu", slot_memory_bytes=memory), this_machine("cpu")
+    kept = calibration_file(tmp_path, here)
+    kept.parent.mkdir()
+    kept.write_text(json.dumps({**asdict(here), **dict.fromkeys(RATES, 1e9), "day": "2026-11-30"}))
+    tight = resolve_for_slot(tmp_path, wanted, start)
     assert tight.spec.zero.stage == 3 and tight.plan is not None and tight.why == tight.plan.advice
+    assert tight.plan.stages[3].step_seconds and "Calibrated on 2026-11-30" in (tight.plan.step_basis or "")
     monkeypatch.setattr(built_plan, "COMMAND", ("/bin/false",))
-    unknown = resolve_for_slot(wanted, start)
+    unknown = resolve_for_slot(tmp_path, wanted, start)
     assert unknown.spec.zero.stage == 1 and unknown.why is not None and "could not be planned" in unknown.why
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,9 @@ def test_a_calibration_is_measured_kept_and_read_again(tmp_path: Path) -> None:
     assert min(kept.matmul_flops, kept.memory_bytes, kept.exchange_bytes) > 1e6
     after = json.loads(shardyard(None, "plan", str(spec), "--data-dir", str(tmp_path)).stdout)[0]
     assert "run `shardyard calibrate --device cpu`" in before["step_basis"] and not before["stages"][0]["step_seconds"]
-    assert kept.hardware in after["step_basis"] and after["stages"][0]["step_seconds"]
+    assert (
+        f"Calibrated on {date.today()}, {kept.hardware}" in after["step_basis"] and after["stages"][0]["step_seconds"]
+    )
     threads = known_calibration(tmp_path, "cpu", threads=2)
     assert threads.rates is None and "--threads 2" in threads.note
     moved = kept.model_copy(update={"hardware": "a slower one", "torch": "2.9"})

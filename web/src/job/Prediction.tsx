@@ -14,7 +14,7 @@ export function deviation(error: number): string {
 export function Prediction({ jobId }: { jobId: string }) {
   const { data: plan } = useQuery(jobPlanQuery(jobId));
   const { predicted, predicted_seconds: expected, measured_seconds: measured, error } = plan ?? {};
-  if (!predicted || (expected == null && predicted.activation_bytes == null)) return null;
+  if (!predicted || (expected == null && predicted.activation_bytes == null && !predicted.step_basis)) return null;
   return (
     <Panel title="One step">
       <dl className="readouts">
@@ -22,6 +22,7 @@ export function Prediction({ jobId }: { jobId: string }) {
         {measured != null && <div><dt className="label">Measured</dt><dd title="The median of the newest steps">{formatDuration(measured)}{error != null && <span className="quiet"> {deviation(error)}</span>}</dd></div>}
         {predicted.activation_bytes != null && <div><dt className="label">Activations, predicted</dt><dd title={predicted.activation_source}>{formatBytes(predicted.activation_bytes)}</dd></div>}
       </dl>
+      {predicted.step_basis && <p className="quiet step-basis">{predicted.step_basis}</p>}
     </Panel>
   );
 }

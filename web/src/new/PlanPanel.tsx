@@ -32,6 +32,7 @@ export function PlanPanel({ plan, chosen, isOld }: Props) {
         {plan.stages.map((each) => <Stage key={each.stage} plan={each} max={max} isChosen={each.stage === stage} isAdvised={each.stage === plan.advised_stage} />)}
       </ol>
       <Legend plan={plan} />
+      {plan.step_basis && <p className="quiet step-basis">{plan.step_basis}</p>}
     </div>
   );
 }
@@ -72,7 +73,7 @@ function Stage({ plan, max, isChosen, isAdvised }: { plan: StagePlan; max: numbe
 
 /** What a predicted step is made of, as a hint. */
 function stepParts(seconds: { compute: number; exchange: number; update: number }): string {
-  return `predicted from this machine's calibration: compute ${formatNumber(seconds.compute, 2)} s, exchange ${formatNumber(seconds.exchange, 2)} s, update ${formatNumber(seconds.update, 2)} s`;
+  return `predicted: compute ${formatNumber(seconds.compute, 2)} s, exchange ${formatNumber(seconds.exchange, 2)} s, update ${formatNumber(seconds.update, 2)} s`;
 }
 
 function Legend({ plan }: { plan: Plan }) {
