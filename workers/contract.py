@@ -276,7 +276,7 @@ class ReportReply(Message):
 class ResumeRequest(Message):
     """Body of POST /v1/jobs/{id}/resume."""
 
-    checkpoint: str | None = None  # checkpoint id; None: the newest verified one
+    checkpoint: str | None = None  # checkpoint id; None: the newest usable one
     ranks: Annotated[int, Field(ge=1, le=65536)] | None = None
     zero: ZeroSpec | None = None
     train: ResumeTrain | None = None

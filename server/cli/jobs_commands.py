@@ -223,7 +223,7 @@ def resume(
     stage: Annotated[int | None, typer.Option("--stage", min=0, max=3, help="Go on at this ZeRO stage.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Train to this step.")] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", help="Id, or the end of one; default: the newest verified.")
+        str | None, typer.Option("--checkpoint", help="Id, or the end of one; default: the newest usable.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would read and need.")] = False,
     follow_it: Follow = False,

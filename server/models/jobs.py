@@ -53,7 +53,7 @@ class Job(Base):
     user_failures: Mapped[int] = mapped_column(default=0)
     infrastructure_failures: Mapped[int] = mapped_column(default=0)
     progress_step: Mapped[int] = mapped_column(default=0)  # of the newest checkpoint when a failure was last counted
-    resume_checkpoint: Mapped[str | None] = mapped_column(Uuid)  # named by a person; None: the newest verified
+    resume_checkpoint: Mapped[str | None] = mapped_column(Uuid)  # named by a person; None: the newest usable
 
     phase: Mapped[str | None]
     step: Mapped[int] = mapped_column(default=0)

@@ -45,7 +45,7 @@ export function ResumeDialog({ job, checkpoints, checkpoint = "", onClose }: Pro
       <label className="field">
         <span>From</span>
         <select className="select" aria-label="From" value={from} onChange={(event) => setFrom(event.target.value)}>
-          <option value="">{usable.length > 0 ? "the newest verified checkpoint" : "the beginning: no checkpoint yet"}</option>
+          <option value="">{usable.length > 0 ? "the newest that is whole" : "the beginning: no checkpoint yet"}</option>
           {usable.map((each) => <option key={each.id} value={each.id}>step {each.step} (attempt {each.attempt}, {each.ranks} × stage {each.stage})</option>)}
         </select>
       </label>
