@@ -101,6 +101,12 @@ _REASONS: tuple[Reason, ...] = (
     # infrastructure
     Reason("rank_died", Status.FAILED, "infrastructure", "Rank {rank} was ended by signal {signal}."),
     Reason("rank_lost", Status.FAILED, "infrastructure", "Rank {rank} and its actor on {node} are gone."),
+    Reason(
+        "rank_silent",
+        Status.FAILED,
+        "infrastructure",
+        "Rank {rank} on {node} gives no sign of life, and no step was completed for {seconds:g} s.",
+    ),
     Reason("node_lost", Status.FAILED, "infrastructure", "The attempt is gone from the cluster; its nodes were lost."),
     Reason(
         "start_deadline",

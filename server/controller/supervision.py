@@ -62,6 +62,11 @@ class RankView:
         return self.facts.phase in _TRAINING or self.step > 0
 
     @property
+    def silent_seconds(self) -> float:
+        """Since its last sign of life; a rank that only waits for its peers gives some."""
+        return self.state.heartbeat_age_seconds if self.state and self.state.status == "running" else 0.0
+
+    @property
     def node(self) -> str | None:
         """Where it runs."""
         return (self.state.node_id if self.state else None) or self.facts.node
@@ -209,8 +214,12 @@ def _no_progress(w: Watched) -> Outcome | None:
         return None
     if not moved or not w.older(max(moved), w.policy.no_progress_seconds):
         return None
+    seconds = w.policy.no_progress_seconds
+    quietest = max(w.ranks, key=lambda r: r.silent_seconds)
+    if quietest.silent_seconds >= w.policy.unreachable_seconds:  # stopped, or its machine is: not the user's fault
+        return Outcome("rank_silent", {"rank": quietest.rank, "node": quietest.node, "seconds": seconds})
     slowest = min(w.ranks, key=lambda r: (r.step, r.rank))
-    return Outcome("no_progress", {"rank": slowest.rank, "seconds": w.policy.no_progress_seconds})
+    return Outcome("no_progress", {"rank": slowest.rank, "seconds": seconds})
 
 
 def _stop(w: Watched) -> list[Command]:

@@ -343,6 +343,14 @@ def test_training_without_a_step_for_too_long_is_ended_and_the_slowest_named() -
     assert (decision.reason, decision.data["rank"]) == ("no_progress", 1)
 
 
+def test_a_silent_rank_is_the_machines_failure_not_the_users() -> None:
+    """A stopped rank and one that waits for it look alike in steps; only one of them gives no sign of life."""
+    stuck = replace(ATTEMPT, ranks=tuple(replace(r, phase_at=ago(2000)) for r in TRAINING), last_step_at=ago(1800))
+    seen = (RankState(0, "running", "n"), RankState(1, "running", "n1", heartbeat_age_seconds=1800.0))
+    decision = decided(look(attempt=stuck, ranks=seen))
+    assert (decision.reason, decision.data["rank"], decision.data["node"]) == ("rank_silent", 1, "n1")
+
+
 def test_the_policy_comes_from_the_snapshot() -> None:
     """Deadlines are settings, not constants."""
     quick = Policy(start_deadline_seconds=1.0)
