@@ -73,8 +73,9 @@ def main() -> None:
         print(
             f"# Predicted and measured steps\n\n`{Path(__file__).name}`, {asked.ranks} ranks, {asked.micro_batches} "
             f"micro-batches each of {SAMPLES} x {CONTEXT} tokens, {asked.steps} steps, {machine()}. Calibrated: "
-            f"{rates['matmul_flops'] / 1e9:.0f} GFLOP/s, memory {rates['memory_bytes'] / 1e9:.1f} GB/s, exchange "
-            f"{rates['exchange_bytes'] / 1e9:.1f} GB/s.\n\n"
+            f"products {rates['matmul_flops'] / 1e9:.0f} and attention {rates['attention_flops'] / 1e9:.0f} GFLOP/s, "
+            f"activations {rates['activation_bytes'] / 1e9:.1f}, memory {rates['memory_bytes'] / 1e9:.1f} and exchange "
+            f"{rates['exchange_bytes'] / 1e9:.1f} GB/s, norm {rates['norm_elements'] / 1e9:.2f} G elements/s.\n\n"
             "| stage | compute ms | exchange ms | update ms | predicted ms | measured ms | error |\n"
             "|---|---|---|---|---|---|---|"
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workers.activation_bytes import Batch, gpt_activations, mlp_activations
 from workers.spec import GptModel, JobSpec, MlpModel
-from workers.step_time import gpt_flops, mlp_flops
+from workers.step_time import gpt_attention_flops, gpt_flops, mlp_flops
 
 FROM_SHAPES = "from the model's shapes, held to a pass on tensors without contents"
 FROM_PASS = "one forward and backward on tensors without contents"
@@ -19,6 +19,7 @@ class Estimate:
     activation_bytes: int | None  # at the peak, beside what the engine owns; None: not known
     flops: int | None  # forward, backward and recomputation
     source: str  # how it was found, or why it was not
+    attention_flops: int = 0  # those that are attention's
 
 
 UNKNOWN = Estimate(None, None, "a user's model is not known before it is built")
@@ -31,7 +32,8 @@ def estimate_of(spec: JobSpec, vocabulary: int | None, device: str) -> Estimate:
     match spec.model:
         case GptModel() as model if vocabulary is not None:
             flops = gpt_flops(model, vocabulary, samples, checkpointing)
-            return Estimate(gpt_activations(model, vocabulary, batch), flops, FROM_SHAPES)
+            attention = 0 if _plain(model, device) else gpt_attention_flops(model, samples, checkpointing)
+            return Estimate(gpt_activations(model, vocabulary, batch), flops, FROM_SHAPES, attention)
         case MlpModel(hidden=hidden):
             from workers.data.digits import CLASSES, INPUTS
 
@@ -39,3 +41,8 @@ def estimate_of(spec: JobSpec, vocabulary: int | None, device: str) -> Estimate:
             return Estimate(mlp_activations(widths, batch), mlp_flops(widths, samples), FROM_SHAPES)
         case _:
             return UNKNOWN
+
+
+def _plain(model: GptModel, device: str) -> bool:
+    """Whether attention is ordinary products: with dropout on a CPU."""
+    return model.dropout > 0 and device == "cpu"

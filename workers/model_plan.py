@@ -63,7 +63,7 @@ def estimate_in(model: nn.Module, spec: JobSpec) -> Estimate:
         found = dry_run(model, lambda module, x, y: loss(module, Batch(x, y)), batch, engine_config(spec, spec.chunk))
     except Exception as error:  # their code, on tensors whose values cannot be read: a plan without this part
         return Estimate(None, None, f"the model cannot be passed through without values ({type(error).__name__})")
-    return Estimate(found.peak_bytes, found.flops, FROM_PASS)
+    return Estimate(found.peak_bytes, found.flops, FROM_PASS, found.attention_flops)
 
 
 def main() -> int:

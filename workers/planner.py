@@ -265,14 +265,18 @@ def _step_seconds(plan: Plan, precision: str, rates: Calibration | None, estimat
     """None without a calibration of the machine, or for a model that was not passed through."""
     if rates is None or estimate.flops is None:
         return None
-    pieces = sum(len(round.folds) for round in plan.schedule.rounds)
+    rounds, own = plan.schedule.rounds, plan.padded_parameters // plan.ranks  # elements whose sums a rank makes
+    passes = sum(len(round.folds) for round in rounds) + 2 * len(rounds) - 1  # the first round has no sum to read
     work = Work(
         micro_batches=max(len(plan.schedule.work(rank)) for rank in range(plan.ranks)),
         flops=estimate.flops,
+        attention_flops=estimate.attention_flops,
         activation_bytes=estimate.activation_bytes or 0,
         gradient_bytes=plan.padded_parameters * (4 if precision == "fp32" else 2),
-        folded_elements=plan.padded_parameters * (pieces // plan.ranks + 2) // plan.ranks,  # each rank folds its part
+        folded_elements=passes * own,
+        normed_elements=own,
         sent_bytes=plan.largest_traffic,
+        copied_bytes=plan.copied_bytes,
         updated_elements=plan.updated_elements,
         moments=NUM_MOMENTS,
         ranks=plan.ranks,

@@ -41,6 +41,7 @@ class DryRun:
     peak_bytes: int  # the most that stood beside weights and what the engine owns
     kept_bytes: int  # when backward began
     flops: int  # of matrix products, convolutions and attention, forward and backward, recomputed ones too
+    attention_flops: int  # those of them that are attention's
 
 
 def dry_run(model: nn.Module, loss_of: Callable[..., Tensor], batch: Sequence[Empty], config: ZeroConfig) -> DryRun:
@@ -64,7 +65,7 @@ def dry_run(model: nn.Module, loss_of: Callable[..., Tensor], batch: Sequence[Em
             cast.remove()
             for handle in handles:
                 handle.remove()
-    return DryRun(observed.peak, kept, observed.flops)
+    return DryRun(observed.peak, kept, observed.flops, observed.attention_flops)
 
 
 def taken(parameter: nn.Parameter) -> Any:
@@ -85,7 +86,7 @@ class Observed(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = self.flops = 0
+        self.now = self.peak = self.flops = self.attention_flops = 0
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._given: set[int] = set()  # storages that came from outside
 
@@ -97,9 +98,12 @@ class Observed(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self._see(tensor.untyped_storage())
-        formula: Any = _CPU_ATTENTION.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
+        attention: Any = _CPU_ATTENTION.get(func._overloadpacket)
+        formula: Any = attention or flop_registry.get(func._overloadpacket)
         if formula is not None:
-            self.flops += formula(*args, **(kwargs or {}), out_val=result)
+            count = formula(*args, **(kwargs or {}), out_val=result)
+            self.flops += count
+            self.attention_flops += count if attention else 0
         return result
 
     def _see(self, storage: Any) -> None:

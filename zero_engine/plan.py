@@ -89,6 +89,7 @@ class Plan:
     paper_bytes: float  # per rank, from the paper's formula for this stage and precision
     device: str = "cpu"
     updated_elements: int = 0  # of the rank that updates most
+    copied_bytes: int = 0  # own weights that a rank copies into slots in a step, of the rank that copies most
 
     @property
     def largest_memory(self) -> int:
@@ -246,6 +247,7 @@ class Blueprint:
             layout.num_parameters * paper_bytes_per_parameter(config.stage, self.ranks, config.precision),
             self.device,
             max(self.sizes(rank).updated for rank in ranks),
+            max(_COPIED[config.stage](self, rank) for rank in ranks),
         )
 
 
@@ -346,10 +348,19 @@ def _gathers_updates(print_: Blueprint, rank: int) -> dict[str, int]:
 
 
 def _gathers_windows(print_: Blueprint, rank: int) -> dict[str, int]:
+    return {"gather/parameters": _copies_windows(print_, rank) * (print_.ranks - 1)}
+
+
+def _copies_windows(print_: Blueprint, rank: int) -> int:
+    """Own bytes of every gather of a step."""
     counts = gathers_of_step(len(print_.layout.units) - 1, len(print_.schedule.work(rank)))
     counts[0] = 1  # the root unit comes back once, after the update
-    own = sum(count * print_.own_bytes(unit, rank) for unit, count in enumerate(counts))
-    return {"gather/parameters": own * (print_.ranks - 1)}
+    return sum(count * print_.own_bytes(unit, rank) for unit, count in enumerate(counts))
+
+
+def _copies_nothing(print_: Blueprint, rank: int) -> int:
+    """Weights are where they compute."""
+    return 0
 
 
 _SIZES = {
@@ -358,4 +369,5 @@ _SIZES = {
     2: _by_unit,
     3: _by_slot,
 }
+_COPIED = {0: _copies_nothing, 1: _copies_nothing, 2: _copies_nothing, 3: _copies_windows}
 _TRAFFIC = {0: _gathers_totals, 1: _gathers_updates, 2: _gathers_updates, 3: _gathers_windows}

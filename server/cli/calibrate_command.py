@@ -16,14 +16,15 @@ from server.cli.output import Output, bytes_text
 
 def calibrate(
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="Default: a GPU where there is one.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="For each of the three rates.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="For each rate.")] = 1.5,
     threads: Annotated[int, typer.Option(min=1, help="Of the rank, as resources.threads_per_rank; on a CPU.")] = 1,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure matrix products, memory and exchange between ranks; plans then predict step times from them.
+    """Measure products, attention, memory and exchange between ranks; plans then predict step times from them.
 
-    Run it while the machine is idle; the rates hold for this machine, torch build and number of threads.
+    Run it while the machine is idle, about ten seconds; on a CPU it keeps all cores busy, as ranks do. The rates hold
+    for this machine, torch build and number of threads.
     """
     command = [sys.executable, "-P", "-m", "workers.calibrate", "--data-dir", str(data_folder(data_dir))]
     command += ["--seconds", str(seconds), "--threads", str(threads), *(["--device", device] if device else [])]

@@ -17,6 +17,7 @@ from server.states import Status
 from tests.service.conftest import SPEC, Api
 from tests.service.reports_by_hand import checkpoint, start_attempt
 from workers.calibrations import calibration_file, this_machine
+from workers.step_time import Calibration
 
 
 def _still(view: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +82,7 @@ async def test_a_job_shows_its_measured_step_beside_the_predicted_one(api: Api) 
     """With a calibration in the data folder a submit predicts seconds; the attempt's median stands beside them."""
     file = calibration_file(api.settings.data_dir, this_machine("cpu"))
     file.parent.mkdir(parents=True)
-    rates = {"matmul_flops": 1e9, "memory_bytes": 1e9, "exchange_bytes": 1e9}
+    rates = {name: 1e9 for name, field in Calibration.model_fields.items() if field.annotation is float}
     file.write_text(json.dumps({**asdict(this_machine("cpu")), **rates}))
     job = await api.submit(zero={"stage": 1})
     before = (await api.admin.get(f"/v1/jobs/{job['id']}/plan")).json()
@@ -365,6 +366,8 @@ async def test_resume_checks_what_it_is_asked(api: Api) -> None:
         ({"checkpoint": foreign, "train": {"steps": 200}}, 404),
         ({"checkpoint": "../../x", "train": {"steps": 200}}, 404),
         ({"zero": {"stage": 4}}, 422),
+        ({"ranks": "2"}, 422),  # no text is read as a number, as in a spec
+        ({"train": {"steps": "200"}}, 422),
         ({"unknown": 1}, 422),
     ]
     for body, status in cases:

@@ -18,11 +18,12 @@ from workers.calibrations import calibration_file, this_machine
 from workers.contract import JobId
 from workers.planner import NeedsModel, SpecPlan, Where, plan_columns, plan_spec
 from workers.spec import JobSpec, load_spec
+from workers.step_time import Calibration
 
 GPT = (
     "name: x\nmodel: {kind: gpt, layers: 2, hidden: 64, heads: 2, context: 32}\ndata: {kind: text}\ntrain: {steps: 3}\n"
 )
-RATES = ("matmul_flops", "memory_bytes", "exchange_bytes")
+RATES = [name for name, field in Calibration.model_fields.items() if field.annotation is float]
 USER = "name: x\nmodel: {kind: python, entry: 'm:b', path: /x}\ndata: {kind: text}\ntrain: {steps: 3}\n"
 
 

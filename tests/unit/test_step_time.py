@@ -20,6 +20,7 @@ from workers.spec import load_spec
 from workers.step_time import (
     Calibration,
     Work,
+    gpt_attention_flops,
     gpt_flops,
     mlp_flops,
     predict,
@@ -29,8 +30,8 @@ from zero_engine import ZeroConfig
 from zero_engine.dry_run import Empty, dry_run
 
 RATES = Calibration(
-    device="cpu", hardware="a machine", torch="2", cores=2, threads=1, matmul_flops=1e9, memory_bytes=1e8,
-    exchange_bytes=1e7,
+    device="cpu", hardware="a machine", torch="2", cores=2, threads=1, matmul_flops=1e9, attention_flops=5e8,
+    activation_bytes=5e7, memory_bytes=1e8, norm_elements=1e7, exchange_bytes=1e7,
 )  # fmt: skip
 SPEC = "name: x\nmodel: {kind: gpt, layers: 2, hidden: 64, heads: 2, context: 32}\ndata: {kind: text}\n"
 
@@ -45,6 +46,7 @@ def test_operations_from_shapes_are_those_of_the_pass(policy: str) -> None:
         batch = [Empty((samples, context), torch.int64)] * 2
         found = dry_run(module, loss_of, batch, ZeroConfig(activation_checkpointing=policy))
         assert gpt_flops(shape, vocabulary, samples, policy) == found.flops
+        assert gpt_attention_flops(shape, samples, policy) == found.attention_flops > 0
     with torch.device("meta"):
         mlp = Mlp(inputs=64, hidden=(32, 16), outputs=10)
     found = dry_run(mlp, loss_of, [Empty((8, 64), torch.float32), Empty((8,), torch.int64)], ZeroConfig())
@@ -54,12 +56,13 @@ def test_operations_from_shapes_are_those_of_the_pass(policy: str) -> None:
 def test_a_step_is_compute_and_exchange_and_update() -> None:
     """Property: each part is its amount over its rate; ranks that share cores take turns."""
     work = Work(
-        micro_batches=2, flops=10**9, activation_bytes=10**7, gradient_bytes=2 * 10**7, folded_elements=10**6,
-        sent_bytes=10**7, updated_elements=10**6, moments=2, ranks=2,
+        micro_batches=2, flops=10**9, attention_flops=10**8, activation_bytes=10**7, gradient_bytes=2 * 10**7,
+        folded_elements=10**6, normed_elements=10**6, sent_bytes=10**7, copied_bytes=10**7, updated_elements=10**6,
+        moments=2, ranks=2,
     )  # fmt: skip
     found = predict(work, RATES)
-    assert found.compute == pytest.approx(2 * (1 + 1)) and found.exchange == pytest.approx(1)
-    assert found.update == pytest.approx((update_bytes(10**6, 2) + 4 * 10**6) / 1e8) == pytest.approx(0.32)
+    assert found.compute == pytest.approx(2 * (0.9 + 0.2 + 0.8 + 0.6)) and found.exchange == pytest.approx(2)
+    assert found.update == pytest.approx((update_bytes(10**6, 2) + 4 * 10**6) / 1e8 + 0.1) == pytest.approx(0.42)
     assert found.total == pytest.approx(found.compute + found.exchange + found.update)
     crowded = predict(work.model_copy(update={"ranks": 6}), RATES)
     assert crowded.total == pytest.approx(3 * found.total)
@@ -88,7 +91,7 @@ def test_a_calibration_is_measured_kept_and_read_again(tmp_path: Path) -> None:
     kept, file = known_calibration(tmp_path, "cpu").rates, calibration_file(tmp_path, this_machine("cpu"))
     assert said.returncode == 0 and kept is not None and machine_of(kept) == this_machine("cpu")
     assert json.loads(said.stdout)["file"] == str(file)
-    assert min(kept.matmul_flops, kept.memory_bytes, kept.exchange_bytes) > 1e6
+    assert min(value for value in kept.model_dump().values() if isinstance(value, float)) > 1e6
     after = json.loads(shardyard(None, "plan", str(spec), "--data-dir", str(tmp_path)).stdout)[0]
     assert "run `shardyard calibrate --device cpu`" in before["step_basis"] and not before["stages"][0]["step_seconds"]
     assert (

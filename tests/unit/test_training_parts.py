@@ -158,7 +158,10 @@ def test_a_summary_says_how_far_off_the_predicted_step_was() -> None:
         cores=2,
         threads=1,
         matmul_flops=1e9,
+        attention_flops=1e9,
+        activation_bytes=1e9,
         memory_bytes=1e9,
+        norm_elements=1e9,
         exchange_bytes=1e9,
     )
     spec = load_spec("name: x\nmodel: {kind: mlp}\ndata: {kind: digits}\ntrain: {steps: 2}\n")
