@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.spec.models import GptModel
+from workers.spec.kinds import GptModel
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from workers.data.documents import document_files
 from workers.data.errors import DataError
-from workers.spec.models import BpeTokenizer, GptModel, JobSpec, PythonModel, TextData, TokensData
+from workers.spec.kinds import BpeTokenizer, GptModel, PythonModel, TextData, TokensData
+from workers.spec.models import JobSpec
 from workers.spec.problems import SpecProblem, shown
 
 DEFAULT_CONTEXT = 256  # tokens per sequence for a user's model without a `context` in its kwargs

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from workers.spec.models import OUR_PACKAGES, PythonModel
+from workers.spec.kinds import OUR_PACKAGES, PythonModel
 
 
 class EntryError(Exception):

@@ -1,29 +1,32 @@
 """The job spec: what a person asks for, and how a text becomes one.
 
-Read `models.py` (the fields), then `reading.py` (text to `JobSpec`), `problems.py` (what is said of a wrong one) and
-`paths.py` (where a spec may point). Must not import torch, ray or `server`; `ruamel.yaml` is loaded on first use.
+Read `models.py` (the fields) and `kinds.py` (those of models and data), then `reading.py` (text to `JobSpec`),
+`problems.py` (what is said of a wrong one) and `paths.py` (where a spec may point). Must not import torch, ray or
+`server`; `ruamel.yaml` is loaded on first use.
 """
 
-from workers.spec.models import (
-    AdamWSpec,
+from workers.spec.kinds import (
     BpeTokenizer,
     CharTokenizer,
-    CheckpointSpec,
-    ConstantSchedule,
-    CosineSchedule,
     DataSpec,
     DigitsData,
-    EvalSpec,
     FileTokenizer,
     GptModel,
-    JobSpec,
     MlpModel,
     ModelSpec,
     PythonModel,
-    ResourceSpec,
-    RestartSpec,
     TextData,
     TokensData,
+)
+from workers.spec.models import (
+    AdamWSpec,
+    CheckpointSpec,
+    ConstantSchedule,
+    CosineSchedule,
+    EvalSpec,
+    JobSpec,
+    ResourceSpec,
+    RestartSpec,
     TrainSpec,
     ZeroSpec,
 )

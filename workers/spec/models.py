@@ -1,27 +1,18 @@
-"""The fields of a job spec, validated once, at the edge.
+"""The fields of a job spec, validated once, at the edge; those of models and data stand in `kinds.py`.
 
-Every field of the reference page (`docs/job-spec.md`, generated from here) is a field below; an unknown field is an
+Every field of the reference page (`docs/job-spec.md`, generated from both) is a field of theirs; an unknown one is an
 error. The models are frozen and strict: no text is read as a number and no float as an integer.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-Positive = Annotated[int, Field(ge=1, le=2**53)]
-Width = Annotated[int, Field(ge=1, le=2**20)]
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0.0, le=1e30, allow_inf_nan=False)]
-
-
-def _wrong(pointer: str, message: str) -> PydanticCustomError:
-    """An error at a field of the whole spec: `pointer` is a JSON pointer from its root."""
-    return PydanticCustomError("spec", "{message}", {"pointer": pointer, "message": message})
+from workers.spec.kinds import DataSpec, ModelSpec
+from workers.spec.part import Fraction, NonNegative, Positive, SpecModel, wrong
 
 
 def _not_a_flag(value: Any) -> Any:
@@ -43,134 +34,6 @@ def _not_blank(value: str) -> str:
     if not value.strip():
         raise PydanticCustomError("blank", "must not be blank")
     return value
-
-
-def _finite(value: dict[str, Any]) -> dict[str, Any]:
-    open_values: list[Any] = [value]
-    while open_values:
-        each = open_values.pop()
-        if isinstance(each, float) and not math.isfinite(each):
-            raise PydanticCustomError("finite_number", "every number in it must be finite")
-        open_values += each.values() if isinstance(each, dict) else each if isinstance(each, list) else []
-    return value
-
-
-class SpecModel(BaseModel):
-    """Base of every part of a spec: frozen, strict, unknown fields refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class GptModel(SpecModel):
-    """GPT-2 shaped: learned positions, LayerNorm 1e-5, biases, erf GELU. The vocabulary comes from the data."""
-
-    kind: Literal["gpt"]
-    layers: Annotated[int, Field(ge=1, le=10_000, description="transformer blocks")] = 6
-    hidden: Annotated[int, Field(ge=1, le=2**20, description="width of the residual stream; a multiple of `heads`")] = (
-        256
-    )
-    heads: Annotated[int, Field(ge=1, le=2**20, description="attention heads")] = 8
-    context: Annotated[int, Field(ge=2, le=2**20, description="tokens per sequence")] = 256
-    dropout: Annotated[Fraction, Field(description="probability, in embedding, attention and residual branches")] = 0.0
-    tied: Annotated[bool, Field(description="the output projection shares the token embedding")] = True
-    start: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
-        None, description="folder with the first weights, as `shardyard export --format transformers` writes it"
-    )
-
-    @model_validator(mode="after")
-    def heads_divide_hidden(self) -> Self:
-        if self.hidden % self.heads:
-            divisors = [h for h in range(1, self.hidden + 1) if self.hidden % h == 0]
-            best = min(divisors, key=lambda h: abs(h - self.heads))
-            raise _wrong(
-                "/model/heads",
-                f"hidden {self.hidden} is not divisible by heads {self.heads}; the nearest valid heads is {best}",
-            )
-        return self
-
-
-class MlpModel(SpecModel):
-    """A multi-layer perceptron with ReLU between linear layers; input and output width come from the data."""
-
-    kind: Literal["mlp"]
-    hidden: Annotated[
-        list[Width], Field(min_length=1, max_length=1000, description="widths of the hidden layers, input side first")
-    ] = [128, 64, 32]
-
-
-OUR_PACKAGES = frozenset({"server", "workers", "zero_engine"})
-
-
-def _is_entry(value: str) -> str:
-    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", value):
-        raise PydanticCustomError("entry", "must have the form module:function, for example my_model:build")
-    return value
-
-
-class PythonModel(SpecModel):
-    """The user's own nn.Module, imported in rank processes only."""
-
-    kind: Literal["python"]
-    entry: Annotated[
-        str, AfterValidator(_is_entry), Field(max_length=500, description="module:function that returns an nn.Module")
-    ]
-    path: Annotated[str, Field(min_length=1, max_length=4096, description="folder that holds the module")]
-    kwargs: Annotated[dict[str, Any], AfterValidator(_finite), Field(description="passed to the function")] = {}
-
-    @model_validator(mode="after")
-    def entry_is_not_ours(self) -> Self:
-        package = self.entry.partition(":")[0].partition(".")[0]
-        if package in OUR_PACKAGES:
-            raise _wrong("/model/entry", f"the name {package} belongs to Shardyard itself; rename your package")
-        return self
-
-
-class CharTokenizer(SpecModel):
-    """One token per byte: needs no training; vocabulary 256."""
-
-    kind: Literal["bytes"]
-
-
-class BpeTokenizer(SpecModel):
-    """Byte-level BPE trained on the text itself."""
-
-    kind: Literal["bpe"]
-    vocab: Annotated[int, Field(ge=257, le=2**20, description="tokens, the 256 bytes among them")] = 4096
-
-
-class FileTokenizer(SpecModel):
-    """A tokenizer that is there already, as `tokenizers` writes it."""
-
-    kind: Literal["file"]
-    path: Annotated[str, Field(min_length=1, max_length=4096, description="tokenizer.json")]
-
-
-class TextData(SpecModel):
-    """Text: `stdlib` (the running Python's standard library), a text file, or a folder of text files."""
-
-    kind: Literal["text"]
-    path: Annotated[str, Field(min_length=1, max_length=4096, description="`stdlib`, a file or a folder")] = "stdlib"
-    tokenizer: Annotated[BpeTokenizer | CharTokenizer | FileTokenizer, Field(discriminator="kind")] = BpeTokenizer(
-        kind="bpe"
-    )
-
-
-class TokensData(SpecModel):
-    """Token ids in a memory-mapped file; its dtype and vocabulary stand in a side file."""
-
-    kind: Literal["tokens"]
-    path: Annotated[
-        str, Field(min_length=1, max_length=4096, description="file of token ids; its side file is PATH.json")
-    ]
-    validation: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
-        None, description="a second file; without it the last 5 % of the first are held out"
-    )
-
-
-class DigitsData(SpecModel):
-    """scikit-learn's bundled 8x8 images of digits: 64 inputs, 10 classes."""
-
-    kind: Literal["digits"]
 
 
 class AdamWSpec(SpecModel):
@@ -236,7 +99,7 @@ class TrainSpec(SpecModel):
         if self.global_batch % self.micro_batch:
             below = max(self.global_batch // self.micro_batch, 1) * self.micro_batch
             nearest = sorted({below, (self.global_batch // self.micro_batch + 1) * self.micro_batch})
-            raise _wrong(
+            raise wrong(
                 "/train/global_batch",
                 f"global_batch {self.global_batch} is not divisible by micro_batch {self.micro_batch}; "
                 f"the nearest valid global_batch is {' or '.join(map(str, nearest))}",
@@ -246,7 +109,7 @@ class TrainSpec(SpecModel):
     @model_validator(mode="after")
     def schedule_ends_below_its_peak(self) -> Self:
         if isinstance(self.schedule, CosineSchedule) and self.schedule.min_lr > self.optimizer.lr:
-            raise _wrong(
+            raise wrong(
                 "/train/schedule/min_lr",
                 f"min_lr {self.schedule.min_lr} is above lr {self.optimizer.lr}; use at most {self.optimizer.lr}",
             )
@@ -325,10 +188,6 @@ class RestartSpec(SpecModel):
     ] = 10
 
 
-ModelSpec = Annotated[GptModel | MlpModel | PythonModel, Field(discriminator="kind")]
-DataSpec = Annotated[TextData | TokensData | DigitsData, Field(discriminator="kind")]
-
-
 class JobSpec(SpecModel):
     """A whole job spec; see `docs/job-spec.md`, generated from these models."""
 
@@ -363,7 +222,7 @@ class JobSpec(SpecModel):
     def ranks_have_micro_batches(self) -> Self:
         micro_batches, ranks = self.train.micro_batches, self.resources.ranks
         if ranks > micro_batches:
-            raise _wrong(
+            raise wrong(
                 "/resources/ranks",
                 f"ranks {ranks} is more than the {micro_batches} micro-batches of a step "
                 f"(global_batch {self.train.global_batch} / micro_batch {self.train.micro_batch}); "
@@ -374,7 +233,7 @@ class JobSpec(SpecModel):
     @model_validator(mode="after")
     def the_best_are_measured(self) -> Self:
         if self.checkpoint.keep_best and not self.train.eval.every:
-            raise _wrong(
+            raise wrong(
                 "/checkpoint/keep_best",
                 f"keep_best {self.checkpoint.keep_best} goes by validation loss, and train.eval.every 0 turns it off; "
                 "set train.eval.every, or keep_best 0",
@@ -385,7 +244,7 @@ class JobSpec(SpecModel):
     def model_fits_data(self) -> Self:
         fitting = {"gpt": ("text", "tokens"), "mlp": ("digits",)}.get(self.model.kind)
         if fitting and self.data.kind not in fitting:
-            raise _wrong(
+            raise wrong(
                 "/data/kind", f"model {self.model.kind} cannot read data {self.data.kind}; use {' or '.join(fitting)}"
             )
         return self

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.spec.models import FileTokenizer, GptModel, JobSpec, PythonModel, TextData, TokensData
+from workers.spec.kinds import FileTokenizer, GptModel, PythonModel, TextData, TokensData
+from workers.spec.models import JobSpec
 from workers.spec.problems import SpecProblem, shown
 
 if TYPE_CHECKING:
