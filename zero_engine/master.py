@@ -136,7 +136,7 @@ class Master:
         return self._stretches[1]
 
     def _strides_of(self, span: Span) -> Iterator[Stretch]:
-        piece, run, stride = self.pieces[span.piece], self.pieces[span.piece].run, self._blueprint.stride
+        piece, run, stride = self.pieces[span.piece], self.pieces[span.piece].run, self._home.stride
         group, apart = self._blueprint.layout.runs[run].group, self._blueprint.has_master(run)
         assert piece.local is not None
         for start in range(span.start, span.stop, stride):

@@ -49,22 +49,22 @@ class BucketSums:
     """In the shape of all buckets, this rank's part filled: so that stage 0 can gather the rest around it."""
 
     def __init__(self, blueprint: Blueprint, data: Tensor) -> None:
-        self._data = data
+        self._flat = data.view(torch.float32)
         self.offsets, position = dict[int, int](), 0  # first byte by bucket number
-        self._runs: dict[int, int] = {}  # first byte by run, less that of the run's first flat element
+        self._runs: dict[int, int] = {}  # place by run, less the run's first flat element
         for bucket in blueprint.buckets:
-            self.offsets[bucket.index] = position
+            self.offsets[bucket.index] = 4 * position
             for run, offset in bucket.offsets:
-                self._runs[run] = position + 4 * (offset - blueprint.layout.runs[run].start)
-            position += 4 * bucket.length
+                self._runs[run] = position + offset - blueprint.layout.runs[run].start
+            position += bucket.length
 
     def of(self, bucket: Bucket, segment: Segment, part: Range) -> Tensor:
-        start = self.offsets[bucket.index]
-        return self._data[start + 4 * part.start : start + 4 * part.stop].view(torch.float32)
+        start = self.offsets[bucket.index] // 4
+        return self._flat[start + part.start : start + part.stop]
 
     def piece(self, piece: Piece, part: Range) -> Tensor:
-        start = self._runs[piece.run] + 4 * piece.range.start
-        return self._data[start + 4 * part.start : start + 4 * part.stop].view(torch.float32)
+        start = self._runs[piece.run] + piece.range.start
+        return self._flat[start + part.start : start + part.stop]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ SumsOf = Callable[[Piece, Range], Tensor]  # a piece and elements from its start
 class StateHome(Protocol):
     """Memory for masters and moments, and the way of sums to the update and of weights back."""
 
+    stride: int  # elements that are updated at once
+
     def masters(self, elements: int) -> Tensor:
         """1-D fp32."""
 
@@ -59,7 +61,7 @@ class OnDevice:
     """No offload."""
 
     def __init__(self, arenas: Arenas, scratch: Tensor) -> None:
-        self._arenas, self._scratch = arenas, scratch
+        self._arenas, self._scratch, self.stride = arenas, scratch, scratch.numel()
 
     def masters(self, elements: int) -> Tensor:
         return self._arenas.take("master", 4 * elements).view(torch.float32)
@@ -112,7 +114,7 @@ class OverBus(OnHost):
     """
 
     def __init__(self, arenas: Arenas, copies: Copies, stride: int, slot_bytes: int) -> None:
-        self._arenas, self._copies, self._stride = arenas, copies, stride
+        self._arenas, self._copies, self.stride = arenas, copies, stride
         self._slots = [arenas.pin(slot_bytes) for _ in range(RETURN_SLOTS)]
         self._leaving: dict[Piece, list[tuple[Range, Ticket]]] = {}  # of the running step, by elements of the piece
         self._returning: list[Ticket] = []
@@ -128,8 +130,8 @@ class OverBus(OnHost):
 
     def scaled(self, piece: Piece, part: Range, totals: SumsOf, scale: float) -> Tensor:
         for gap in list(_gaps(len(piece.range), [left for left, _ in self._leaving.get(piece, [])])):
-            for start in range(gap.start, gap.stop, self._stride):
-                stretch = Range(start, min(start + self._stride, gap.stop))
+            for start in range(gap.start, gap.stop, self.stride):
+                stretch = Range(start, min(start + self.stride, gap.stop))
                 self._leave(piece, stretch, totals(piece, stretch))
         for left, ticket in self._leaving[piece]:
             if len(left.meet(part)):

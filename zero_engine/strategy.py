@@ -65,7 +65,7 @@ class Setting:
             return OverBus(self.arenas, copies_of(self.device), stride, self.blueprint.return_slot)
         if self.blueprint.config.offload == "cpu":
             return OnHost(self.arenas, stride)
-        return OnDevice(self.arenas, self.scratch[: 4 * stride].view(torch.float32))
+        return OnDevice(self.arenas, self.scratch[: 8 * stride].view(torch.float32))
 
     def name_of(self, ordinal: int) -> str:
         """A parameter's name, by its number."""
