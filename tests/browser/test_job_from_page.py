@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 from playwright.sync_api import Page, expect
 
 from server.cli.client import Json
@@ -9,6 +12,8 @@ from tests.browser.specs import as_yaml, digits, own_model
 from tests.gated import STEPS, Gate, told_to_stop
 from tests.running_service import Service
 from tests.waiting import PATIENCE_SECONDS, wait_for
+from workers.calibrations import calibration_file, this_machine
+from workers.step_time import Calibration
 
 AT_REST_MS = PATIENCE_SECONDS * 1000
 
@@ -66,10 +71,21 @@ def test_a_job_cancelled_and_resumed_from_the_page_ends_with_the_bits_of_an_undi
 
 
 def test_a_users_own_model_is_planned_before_it_is_submitted(page: Page, service: Service) -> None:
-    """The server imports it in a process of its own; the page waits for the answer and shows all four stages."""
+    """The server imports it in a process of its own; the page waits for the answer and shows all four stages, and a
+    step's seconds where the machine was calibrated, with the day, or how to get them.
+    """
     page.goto("/new")
+    write_spec(page, digits("ours"))
+    expect(page.locator(".step-basis")).to_contain_text("`shardyard calibrate", timeout=AT_REST_MS)
+    here = this_machine("cpu")
+    kept = calibration_file(service.folder, here)
+    kept.parent.mkdir(exist_ok=True)
+    rates = {name: 1e5 for name, field in Calibration.model_fields.items() if field.annotation is float}
+    kept.write_text(json.dumps({**asdict(here), **rates, "day": "2026-11-30"}))
     write_spec(page, own_model("mine", service.folder, "odd:build"))
-    expect(page.locator(".stage-plan")).to_have_count(4, timeout=AT_REST_MS)
+    expect(page.locator(".step-basis")).to_contain_text("Calibrated on 2026-11-30", timeout=AT_REST_MS)
+    expect(page.locator(".stage-plan", has_text="s a step")).to_have_count(4)
+    kept.unlink()
     write_spec(page, own_model("mine", service.folder, "odd:no_such_function"))
     expect(page.get_by_role("alert")).to_contain_text("no_such_function", timeout=AT_REST_MS)
 
