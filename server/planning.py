@@ -26,7 +26,9 @@ async def predict(spec: JobSpec, database: Database, data_dir: Path) -> PlanView
         plan = await asyncio.to_thread(plan_spec, spec, where)
     except NeedsModel:
         return None
-    except (DataError, OSError) as error:
+    except DataError as error:
+        raise invalid(error.pointer, str(error)) from error
+    except OSError as error:
         raise invalid("/data/path", str(error)) from error
     return PlanView.model_validate(plan.model_dump())
 

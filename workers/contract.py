@@ -277,7 +277,7 @@ class ResumeRequest(Message):
     """Body of POST /v1/jobs/{id}/resume."""
 
     checkpoint: str | None = None  # checkpoint id; None: the newest usable one
-    ranks: Annotated[int, Field(ge=1, le=65536)] | None = None
+    ranks: Annotated[int, Field(strict=True, ge=1, le=65536)] | None = None
     zero: ZeroSpec | None = None
     train: ResumeTrain | None = None
 
@@ -285,7 +285,7 @@ class ResumeRequest(Message):
 class ResumeTrain(Message):
     """The part of `train` a resume may change."""
 
-    steps: Annotated[int, Field(ge=1, le=2**53)]
+    steps: Annotated[int, Field(strict=True, ge=1, le=2**53)]
 
 
 def record_time(record: Record) -> datetime:

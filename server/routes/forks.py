@@ -50,7 +50,7 @@ class CloneRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: JobName | None = None
-    ranks: Annotated[int, Field(ge=1, le=65536)] | None = None
+    ranks: Annotated[int, Field(strict=True, ge=1, le=65536)] | None = None
     zero: ZeroSpec | None = None
     train: ResumeTrain | None = None
     spec: Patch = {}

@@ -18,6 +18,7 @@ from workers.data.errors import DataError
 from workers.data.opening import open_data
 from workers.data.text import prepare_text
 from workers.data.token_file import open_tokens, write_tokens
+from workers.data.tokenizer import vocabulary_in
 from workers.spec import BpeTokenizer, CharTokenizer, JobSpec, TextData, load_spec
 
 SCRIPTS = "Grüße, 世界! Привет — مرحبا 🙂\r\n\tconst x = 1;\n<|endoftext|> is text here\n"
@@ -286,3 +287,11 @@ def test_a_shape_counts_samples_across_steps() -> None:
     shape = BatchShape(seed=1, micro_batches=3, micro_batch=5)
     firsts = [shape.first_sample(step, index) for step in range(3) for index in range(3)]
     assert firsts == list(range(0, 45, 5))
+
+
+def test_a_file_that_is_no_tokenizer_is_named_at_its_own_field(tmp_path: Path) -> None:
+    """An error of the API points at data.tokenizer.path then, not at the text's."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError) as refused:
+        vocabulary_in(str(tmp_path / "tokenizer.json"))
+    assert refused.value.pointer == "/data/tokenizer/path"

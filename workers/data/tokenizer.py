@@ -16,6 +16,7 @@ from workers.spec import BpeTokenizer, CharTokenizer, FileTokenizer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
+PATH_FIELD = "/data/tokenizer/path"
 END_OF_TEXT = "<|endoftext|>"
 _BATCH = 64  # pieces encoded at once
 _PIECE_CHARACTERS = 1 << 18  # a longer document is encoded in pieces of whole lines of about this size
@@ -56,9 +57,9 @@ def vocabulary_in(path: str) -> int:
         special = [item["id"] for item in data.get("added_tokens", [])]
         return 1 + max(int(each) for each in [*data["model"]["vocab"].values(), *special])
     except OSError as error:
-        raise DataError(f"data.tokenizer.path {path} cannot be read: {error.strerror}") from error
+        raise DataError(f"data.tokenizer.path {path} cannot be read: {error.strerror}", PATH_FIELD) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"data.tokenizer.path {path} is no tokenizer that `tokenizers` wrote") from error
+        raise DataError(f"data.tokenizer.path {path} is no tokenizer that `tokenizers` wrote", PATH_FIELD) from error
 
 
 def _from_file(path: Path) -> Tokenizer:
@@ -69,7 +70,7 @@ def _from_file(path: Path) -> Tokenizer:
     try:
         return BytePairTokenizer(HuggingFace.from_file(str(path)))
     except Exception as error:  # `tokenizers` raises plain Exceptions
-        raise DataError(f"data.tokenizer.path {path} cannot be loaded: {error}") from error
+        raise DataError(f"data.tokenizer.path {path} cannot be loaded: {error}", PATH_FIELD) from error
 
 
 def _trained(spec: BpeTokenizer, documents: Sequence[str]) -> HuggingFaceTokenizer:
