@@ -64,6 +64,9 @@ class Beating:
     def delete_unfinished(self, prefix: str) -> None:
         self._store.delete_unfinished(prefix)
 
+    def probe(self) -> None:
+        self._store.probe()
+
 
 class _BeatingWriter:
     """An object being written; each piece counts."""

@@ -237,9 +237,13 @@ def _start(asked: Asked, spec: JobSpec) -> _Start:
     if asked.checkpoints is None:
         return _Start(1, spec.chunk, None)
     from zero_engine.catalog import delete, list_checkpoints, next_fence, read_manifest, unfinished
-    from zero_engine.store import LocalStore, StoreError
+    from zero_engine.store import LocalStore, StoreDenied, StoreError, require_writable
 
     store = LocalStore(asked.checkpoints)
+    try:
+        require_writable(store)
+    except StoreDenied as error:
+        raise BadInputError(f"--checkpoints {asked.checkpoints}: {error}") from error
     known, fence = list_checkpoints(store), next_fence(store)
     if not asked.resume:
         if known:

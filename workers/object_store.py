@@ -7,6 +7,7 @@ S3 client finds them; they are no part of a url and are never logged.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -155,6 +156,11 @@ class ObjectStore:
                 obstore.delete(self._store, check_key(key))
         except NotFound:
             return  # as asked
+
+    def probe(self) -> None:
+        key = f"probe-{secrets.token_hex(4)}"
+        self.put(key, b"")
+        self.delete(key)
 
     def delete_unfinished(self, prefix: str) -> None:
         """Nothing to do: an upload that was not completed is no object; the bucket's lifecycle removes its parts."""

@@ -32,7 +32,7 @@ from zero_engine.catalog import CheckpointName, delete, list_checkpoints, read_m
 from zero_engine.errors import PeerError
 from zero_engine.manifest import CheckpointError, Manifest, Progress, checksum_of, folder_name
 from zero_engine.saver import Saver, SaveReport
-from zero_engine.store import StoreError
+from zero_engine.store import StoreError, require_writable
 
 TOKENIZER_FILE = "tokenizer.json"  # in the checkpoint's folder
 WAITED_SECONDS = 0.1  # a wait for the save before that is worth an event
@@ -82,6 +82,11 @@ class StoreSaving:
         if self._saver.save(step, self._progress(progressed, eval_loss), files):
             self._eval_losses[step] = eval_loss
             self._say(step, "begun")
+
+    def settle(self) -> None:
+        """What failed saves left half done goes beside training."""
+        if self._saver is not None:
+            self._saver.settle()
 
     def finish(self, progressed: Progressed, eval_loss: float | None) -> None:
         """Save the state and return when it is durable; a save under way ends first. Raises CheckpointError."""
@@ -221,5 +226,8 @@ class StoreSaving:
 
 
 def saving_of(order: LaunchOrder, engine: Engine, data: Data, reporter: Reporter) -> Saving:
-    """Into the order's store; nowhere when it names none."""
-    return StoreSaving(order, engine, data, reporter) if order.store_url else NoSaving()
+    """Into the order's store; nowhere when it names none. Raises StoreDenied where a node cannot write there."""
+    if not order.store_url:
+        return NoSaving()
+    require_writable(open_store(order.store_url))
+    return StoreSaving(order, engine, data, reporter)

@@ -45,6 +45,9 @@ class Saving(Protocol):
     def begin(self, progressed: Progressed, eval_loss: float | None, *, busy: bool) -> None:
         """Save the state as it is beside training. `busy`: some rank still works on the save before."""
 
+    def settle(self) -> None:
+        """No rank has a save under way."""
+
     def finish(self, progressed: Progressed, eval_loss: float | None) -> None:
         """Save the state as it is and return when it is durable; a failure is an exception."""
 
@@ -63,6 +66,9 @@ class NoSaving:
         return Word.NOTHING
 
     def begin(self, progressed: Progressed, eval_loss: float | None, *, busy: bool) -> None:
+        """Nothing."""
+
+    def settle(self) -> None:
         """Nothing."""
 
     def finish(self, progressed: Progressed, eval_loss: float | None) -> None:
@@ -118,6 +124,8 @@ class Training:
 
     def _save(self, completed: int, heard: Word, eval_loss: float | None, *, must: bool) -> None:
         progressed = Progressed(completed, self.skipped)
+        if heard == Word.NOTHING:
+            self.saving.settle()
         if must:
             self.saving.finish(progressed, eval_loss)
         elif heard == Word.SAVE_FAILED:

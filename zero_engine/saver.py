@@ -207,8 +207,16 @@ class Saver:
             self._running = None
             self._heard(_report(running, outcome))
 
+    def settle(self) -> None:
+        """No rank has a save under way: remove, beside training, what failed ones left half done."""
+        if self._failed:
+            before, folders = self._sweeper, [failed.folder for failed in self._failed]
+            self._failed = []
+            self._sweeper = threading.Thread(target=_sweep, args=(self._store, folders, before), name="shardyard-sweep")
+            self._sweeper.start()
+
     def _heard(self, report: SaveReport) -> None:
-        """Keep it for `poll`. When a save is published, what those before it left half done is removed beside training.
+        """Keep it for `poll`. When a save is published, those before it are settled.
 
         All ranks have then done their part of this save, and a rank does one at a time: nobody writes there any more.
         """
@@ -218,11 +226,10 @@ class Saver:
         if report.manifest is None:
             self._failed.append(report)
             return
-        before = [failed.folder for failed in self._failed if failed.step < report.step]
-        self._failed = [failed for failed in self._failed if failed.step >= report.step]
-        if before:
-            self._sweeper = threading.Thread(target=_sweep, args=(self._store, before), name="shardyard-sweep")
-            self._sweeper.start()
+        later = [failed for failed in self._failed if failed.step >= report.step]
+        self._failed = [failed for failed in self._failed if failed.step < report.step]
+        self.settle()
+        self._failed = later
 
     def _new_writer(self) -> WriterProcess:
         return WriterProcess(self._copy.descriptor, self._copy.num_bytes, self._patience_seconds)
@@ -250,8 +257,10 @@ def _tell(store: Store, folder: str, rank: int, refusal: Refusal) -> None:
         return
 
 
-def _sweep(store: Store, folders: Sequence[str]) -> None:
+def _sweep(store: Store, folders: Sequence[str], before: threading.Thread | None) -> None:
     """Remove folders that are no checkpoints; where the store cannot, they stay until the attempt has ended."""
+    if before is not None:
+        before.join()
     for folder in folders:
         try:
             if not is_published(store, folder):

@@ -115,6 +115,9 @@ class Store(Protocol):
     def delete_unfinished(self, prefix: str) -> None:
         """Remove what writers killed half-way left below a folder ("a/b/"), and the folder if it is then empty."""
 
+    def probe(self) -> None:
+        """Begin an object and drop it: raises what would keep a save from being written."""
+
 
 class FileCalls:
     """The calls to the kernel that a disk answers, one method each, so that a test can die at each or answer itself."""
@@ -243,6 +246,13 @@ class LocalStore:
                 if not any(os.scandir(folder)):
                     self.files.remove_folder(Path(folder))
 
+    def probe(self) -> None:
+        with _translated(str(self.root)):
+            self._make_folders(self.root)
+            path = self.root / f"{TEMPORARY}probe-{secrets.token_hex(4)}"
+            self.files.close(self.files.open(path))
+            self.files.unlink(path)
+
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
 
@@ -341,6 +351,18 @@ def check_key(key: str) -> str:
 def as_store(place: Store | str | os.PathLike[str]) -> Store:
     """A Store as it is; a path as a LocalStore."""
     return LocalStore(place) if isinstance(place, str | os.PathLike) else place
+
+
+def require_writable(store: Store) -> None:
+    """Raises StoreDenied when no save can be written. One that is full or away may be well again when a save comes."""
+    try:
+        store.probe()
+    except (StoreFull, StoreAway):
+        return
+    except StoreError as error:
+        raise StoreDenied(
+            f"checkpoints cannot be written ({error}): let this user write to {store.url}, or name another place"
+        ) from error
 
 
 def _sync_folder(folder: Path, files: FileCalls) -> None:

@@ -229,6 +229,14 @@ def test_a_wrong_spec_is_exit_code_two_with_the_field(mlp: Path, change: str, wo
     assert found.code == 2 and words in found.errors and not found.steps and not found.summary
 
 
+def test_checkpoints_that_cannot_be_written_are_refused_before_a_step(mlp: Path) -> None:
+    """Nobody trains to the end to learn it: the path and the way out are named, and nothing starts."""
+    (mlp.parent / "taken").write_text("a file")
+    found = run(mlp, "--checkpoints", str(mlp.parent / "taken" / "below"))
+    assert found.code == 2 and not found.steps and not found.summary
+    assert f"--checkpoints {mlp.parent}/taken/below" in found.errors and "name another place" in found.errors
+
+
 USER = """
 import os
 import sys

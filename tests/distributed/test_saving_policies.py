@@ -73,8 +73,8 @@ def test_by_default_training_waits_and_says_so(pool: Pool, memory_path: Path) ->
     assert first[4] == [(step, state) for step in (1, 2, 3) for state in ("begun", "ended")] and second[4] == []
 
 
-def fail_once(rank: Rank, root: str, policy: str) -> tuple[str, list[str], list[str], int]:
-    """Rank 1 has no room for the shard of step 4; the save has ended when step 5 begins."""
+def fail_once(rank: Rank, root: str, policy: str) -> tuple[str, list[str], list[str], int, list[str]]:
+    """Rank 1 has no room for the shard of step 4; the save has ended when step 5 begins. What lies there at step 7."""
     store = LocalStore(root + "/store", FullAfter(2000) if rank.rank == 1 else None)
     changes = [f"checkpoint.when_failed={policy}", "train.steps=8", "checkpoint.every=4"]
     attempt = Attempt(rank, root, changes, store)
@@ -83,26 +83,34 @@ def fail_once(rank: Rank, root: str, policy: str) -> tuple[str, list[str], list[
         if completed == 4:
             assert attempt.saving._saver is not None
             attempt.saving._saver.wait()
+        if completed == 7 and rank.rank == 0:
+            assert attempt.saving._saver is not None and attempt.saving._saver._sweeper is not None
+            attempt.saving._saver._sweeper.join()
+            left.extend(store.list())
 
+    left = list[str]()
     outcome = attempt.run(wait)
     failed, shard = (
         [event["message"] for event in attempt.events(f"checkpoint.{name}")] for name in ("failed", "shard_failed")
     )
-    return outcome, failed, shard, attempt.reporter.step
+    return outcome, failed, shard, attempt.reporter.step, left
 
 
 def test_an_error_of_the_writer_is_an_event_and_training_goes_on(pool: Pool, memory_path: Path) -> None:
-    """Both ranks say it in their own words; the save at the end, which must not fail, ends the attempt."""
+    """Both ranks say it in their own words, and what the other rank wrote goes as soon as all have ended; the save at
+    the end, which must not fail, ends the attempt.
+    """
     first, second = pool.run(2, fail_once, str(memory_path), "continue")
     assert "step 4" in first[1][0] and "rank 1" in first[1][0] and "No space" in first[1][0] and first[2] == []
     assert "step 4" in second[2][0] and "No space" in second[2][0] and second[1] == []
+    assert first[4] == [], "no shard stays on a full disk"
     for outcome in (first[0], second[0]):
         assert outcome.startswith("CheckpointError") and "save 8" in outcome and "No space" in outcome
 
 
 def test_by_policy_a_failed_save_ends_the_attempt_within_a_step(pool: Pool, memory_path: Path) -> None:
     """The step in which it is known is the last one on every rank, and each says why; nobody trains on for nothing."""
-    for outcome, _, _, step in pool.run(2, fail_once, str(memory_path), "stop"):
+    for outcome, _, _, step, _ in pool.run(2, fail_once, str(memory_path), "stop"):
         assert "when_failed is stop" in outcome and "No space" in outcome and outcome.startswith("CheckpointError")
         assert step == 5
 

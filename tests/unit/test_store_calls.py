@@ -77,6 +77,9 @@ class Bucket:
     def delete_unfinished(self, prefix: str) -> None:
         """An upload that did not end is nothing."""
 
+    def probe(self) -> None:
+        """Memory takes everything."""
+
 
 @dataclass
 class _Upload:
@@ -155,6 +158,9 @@ class Dying:
 
     def delete_unfinished(self, prefix: str) -> None:
         self._around(lambda: self.inner.delete_unfinished(prefix))
+
+    def probe(self) -> None:
+        self._around(self.inner.probe)
 
 
 @dataclass

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from zero_engine.fetcher import Part
-from zero_engine.store import FileCalls, LocalStore, NotFound, StoreDenied, StoreError, StoreFull, as_store
+from zero_engine.store import (
+    FileCalls,
+    LocalStore,
+    NotFound,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    as_store,
+    require_writable,
+)
 
 
 class Counted(FileCalls):
@@ -183,8 +192,23 @@ def test_a_read_only_store_says_so(tmp_path: Path) -> None:
         def open(self, path: Path) -> int:
             raise OSError(30, "Read-only file system")
 
+    store = LocalStore(tmp_path, ReadOnly())
     with pytest.raises(StoreDenied, match="Read-only"):
-        LocalStore(tmp_path, ReadOnly()).put("b", b"new")
+        store.put("b", b"new")
+    with pytest.raises(StoreDenied, match=f"Read-only.*: let this user write to {tmp_path}, or name another place"):
+        require_writable(store)
+
+
+def test_a_store_that_can_be_written_is_as_it_was_after_the_probe(tmp_path: Path) -> None:
+    """Its folder is made, nothing is in it; one that is full is none that refuses: room may be made before a save."""
+
+    class Full(FileCalls):
+        def open(self, path: Path) -> int:
+            raise OSError(28, "No space left on device")
+
+    require_writable(LocalStore(tmp_path / "new" / "store"))
+    assert list((tmp_path / "new" / "store").iterdir()) == []
+    require_writable(LocalStore(tmp_path, Full()))
 
 
 def test_a_file_size_limit_is_a_full_store(tmp_path: Path) -> None:
