@@ -87,7 +87,7 @@ soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600 tests
 
 bench: setup
-	@for script in $(filter-out %_peers.py %/gpt.py %/ranks.py %/gpu.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in $(filter-out %_peers.py %_cases.py %_background.py %/unchecked.py %/gpt.py %/ranks.py %/gpu.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 wheel: setup
 	$(BIN)/python -m build --wheel --no-isolation
