@@ -63,7 +63,7 @@ class ForkRequest(BaseModel):
         extra="forbid", json_schema_extra={"examples": [{"spec": {"train": {"steps": 600}, "zero": {"stage": 3}}}]}
     )
 
-    checkpoint: str | None = Field(default=None, description="id of a checkpoint of this job; default: the newest")
+    checkpoint: str | None = Field(default=None, description="id of a checkpoint of this job; default: the newest readable")
     name: JobName | None = None
     spec: Patch = {}
 
@@ -106,7 +106,7 @@ async def fork(
     """Begin a new job at a checkpoint of this one, with changes to the spec that its layout allows."""
     wish = body or ForkRequest()
     job, text = await _source(database, job_id)
-    point = await _point(database, job, wish.checkpoint)
+    point = await _origin(database, settings, job, wish.checkpoint)
     patch = {**wish.spec, **({} if wish.name is None else {"name": wish.name})}
     spec = await _changed(job, patch, settings)
     forking.check_fits(spec, job.job_spec(), point.step)
@@ -169,6 +169,23 @@ async def _point(database: Database, job: JobRecord, checkpoint_id: str | None) 
     if found.status not in USABLE:
         raise forking.refused(found.step, found.status)
     return found
+
+
+async def _origin(database: Database, settings: Settings, job: JobRecord, checkpoint_id: str | None) -> CheckpointRef:
+    """The checkpoint to fork: the one that is named, else the newest whose manifest can be read.
+
+    While the store does not answer it is the newest known: the fork waits for the store. Raises ApiError 404, 409.
+    """
+    point = await _point(database, job, checkpoint_id)
+    async with database.read() as connection:
+        choice = [point] if checkpoint_id is not None else await checkpoints.of_job(connection, job.id)
+    try:
+        begins, _ = await _newest_readable(database, settings, point, choice)
+    except ApiError as error:
+        if error.code != "store_unavailable":
+            raise
+        return point
+    return begins.point
 
 
 def _still_there(point: CheckpointRef) -> idempotency.Check:

@@ -212,7 +212,7 @@ async def test_the_preflight_says_what_each_rank_reads_and_whether_it_fits(api: 
     assert refused.status_code == 422
 
 
-async def test_the_preflight_passes_over_a_manifest_that_cannot_be_read_as_the_ranks_will(api: Api) -> None:
+async def test_preflights_and_forks_pass_over_a_manifest_that_cannot_be_read_as_the_ranks_will(api: Api) -> None:
     """Its row does not know yet that it is damaged; an older one is taken and the reason said. Named, it is refused."""
     job = await api.submit()
     rank = await start_attempt(api.database, job["id"])
@@ -228,5 +228,7 @@ async def test_the_preflight_passes_over_a_manifest_that_cannot_be_read_as_the_r
         (20, f"{newer.folder} has no manifest: it was never finished")
     ]
     named = (await _checkpoints(api, job["id"]))[0]
-    refused = await api.admin.post(path, json={"checkpoint": named["id"]})
-    assert (refused.status_code, refused.json()["code"]) == (409, "checkpoint_unreadable")
+    assert (await _fork(api, job["id"]))["fork_step"] == 10
+    for request in ("preflight", "fork"):
+        refused = await api.admin.post(f"/v1/jobs/{job['id']}/{request}", json={"checkpoint": named["id"]})
+        assert (refused.status_code, refused.json()["code"]) == (409, "checkpoint_unreadable")
