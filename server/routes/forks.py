@@ -63,7 +63,7 @@ class ForkRequest(BaseModel):
         extra="forbid", json_schema_extra={"examples": [{"spec": {"train": {"steps": 600}, "zero": {"stage": 3}}}]}
     )
 
-    checkpoint: str | None = Field(default=None, description="id of a checkpoint of this job; default: the newest readable")
+    checkpoint: str | None = Field(default=None, description="id of a checkpoint of this job; default: newest readable")
     name: JobName | None = None
     spec: Patch = {}
 

@@ -1645,7 +1645,7 @@ export interface components {
         ForkRequest: {
             /**
              * Checkpoint
-             * @description id of a checkpoint of this job; default: the newest readable
+             * @description id of a checkpoint of this job; default: newest readable
              */
             checkpoint?: string | null;
             /** Name */
