@@ -41,10 +41,13 @@ def check_fits(new: JobSpec, old: JobSpec, step: int) -> None:
     """Raises ApiError 422 by field when a checkpoint of `old` at `step` cannot begin a job with `new`."""
     if new.train.steps <= step:
         raise invalid("/train/steps", f"the checkpoint is at step {step}; ask for more steps", value=new.train.steps)
-    if new.train.optimizer.kind != old.train.optimizer.kind:
-        kind = old.train.optimizer.kind
-        message = f"the checkpoint holds the moments of {kind}"
-        raise invalid("/train/optimizer/kind", message, value=new.train.optimizer.kind, suggestion=kind)
+    wanted, kept = new.train.optimizer, old.train.optimizer
+    if wanted.kind != kept.kind:
+        message = f"the checkpoint holds the moments of {kept.kind}"
+        raise invalid("/train/optimizer/kind", message, value=wanted.kind, suggestion=kept.kind)
+    if wanted.moments != kept.moments:
+        message = "the checkpoint was made " + ("with momentum; keep some" if kept.moments else "without momentum")
+        raise invalid("/train/optimizer/momentum", message, value=getattr(wanted, "momentum", None))
     if _tokens(new) != _tokens(old):
         raise invalid("/data", "the checkpoint was trained on other tokens; keep the kind of data and its tokenizer")
     try:

@@ -17,9 +17,10 @@ from workers.models.initial import Values, folder_values, gpt_values, mlp_values
 from workers.models.mlp import Mlp
 from workers.models.python import build_user_model, gives_its_own_loss, user_model_on_meta
 from workers.shapes import DECAY, decay_group
-from workers.spec import AdamWSpec, GptModel, JobSpec, MlpModel, PythonModel
-from zero_engine import AdamW
+from workers.spec import AdamSpec, GptModel, JobSpec, LionSpec, MlpModel, OptimizerSpec, PythonModel, SGDSpec
+from zero_engine.adamw import AdamW, Optimizer
 from zero_engine.hollow import stray_tensors
+from zero_engine.optimizers import SGD, Adam, Lion
 
 SHARDED_WEIGHTS = 3  # the stage at which no rank keeps a whole model
 
@@ -105,11 +106,16 @@ def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), batch.targets.reshape(-1))
 
 
-def optimizer_of(spec: AdamWSpec) -> AdamW:
-    """AdamW in two groups: weights decay, norms and biases do not."""
-    decayed = {"params": _decays, "weight_decay": spec.weight_decay}
+def optimizer_of(spec: OptimizerSpec) -> Optimizer:
+    """The optimizer in two groups: weights decay, norms and biases do not."""
+    groups = [{"params": _decays, "weight_decay": spec.weight_decay}]
+    if isinstance(spec, SGDSpec):
+        return SGD(spec.lr, spec.momentum, weight_decay=0.0, nesterov=spec.nesterov, groups=groups)
     betas = (spec.betas[0], spec.betas[1])
-    return AdamW(lr=spec.lr, betas=betas, weight_decay=0.0, groups=[decayed])
+    if isinstance(spec, LionSpec):
+        return Lion(spec.lr, betas, weight_decay=0.0, groups=groups)
+    kind = Adam if isinstance(spec, AdamSpec) else AdamW
+    return kind(spec.lr, betas, weight_decay=0.0, groups=groups)
 
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:

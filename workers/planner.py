@@ -30,7 +30,6 @@ from zero_engine.config import ZeroConfig
 from zero_engine.layout import Layout, ParameterSpec
 from zero_engine.plan import Plan
 
-NUM_MOMENTS = 2  # of AdamW
 MARGIN = 0.1  # share of device memory kept free
 
 
@@ -192,6 +191,7 @@ def plan_parameters(
         margin=MARGIN,
         transport=where.transport,
         device=where.device,
+        moments=spec.train.optimizer.moments,
     )
     return _readable(advice, config, where, estimate, note)
 
@@ -278,7 +278,7 @@ def _step_seconds(plan: Plan, precision: str, rates: Calibration | None, estimat
         sent_bytes=plan.largest_traffic,
         copied_bytes=plan.copied_bytes,
         updated_elements=plan.updated_elements,
-        moments=NUM_MOMENTS,
+        moments=plan.moments,
         ranks=plan.ranks,
     )
     return predict(work, rates)

@@ -30,10 +30,12 @@ def advise(
     margin: float = 0.1,
     transport: str = "shared",
     device: str = "cpu",
+    moments: int = 2,
 ) -> Advice:
     """The stage with the least traffic that fits `device_bytes` less the margin, then with the fewest bytes."""
     plans = tuple(
-        plan_of(layout, replace(config, stage=stage), ranks, transport=transport, device=device) for stage in STAGES
+        plan_of(layout, replace(config, stage=stage), ranks, transport=transport, device=device, moments=moments)
+        for stage in STAGES
     )
     room = device_bytes * (1 - margin) - activation_bytes
     fitting = [plan for plan in plans if plan.largest_device_memory <= room]

@@ -90,6 +90,7 @@ class Plan:
     device: str = "cpu"
     updated_elements: int = 0  # of the rank that updates most
     copied_bytes: int = 0  # own weights that a rank copies into slots in a step, of the rank that copies most
+    moments: int = 2  # fp32 optimizer states per parameter
 
     @property
     def largest_memory(self) -> int:
@@ -248,6 +249,7 @@ class Blueprint:
             self.device,
             max(self.sizes(rank).updated for rank in ranks),
             max(_COPIED[config.stage](self, rank) for rank in ranks),
+            self.num_moments,
         )
 
 

@@ -403,6 +403,27 @@ def test_an_offloaded_update_gives_equal_bits_and_the_planned_bytes(mlp: Path) -
     assert all(row["pinned"] > 0 and row["moments"] == row["master"] == 0 for row in memory)
 
 
+OPTIMIZERS = {
+    "{kind: adam, lr: 3.0e-3, weight_decay: 0.1}": 2,
+    "{kind: sgd, lr: 0.1, nesterov: true}": 1,
+    "{kind: sgd, lr: 0.1, momentum: 0}": 0,
+    "{kind: lion, lr: 1.0e-3}": 1,
+}
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), OPTIMIZERS.items())
+def test_every_optimizer_of_a_spec_trains_with_its_planned_state(mlp: Path, optimizer: str, moments: int) -> None:
+    """Property: it learns, its states are the planned bytes, and stages 0 and 3 end in the same state."""
+    mlp.write_text(MLP.replace("{kind: adamw, lr: 3.0e-3}", optimizer))
+    runs = [run(mlp, "--set", f"zero.stage={stage}") for stage in (0, 3)]
+    assert [found.code for found in runs] == [0, 0], [found.errors for found in runs]
+    whole, sharded = (found.summary for found in runs)
+    assert whole["digest"] == sharded["digest"] and runs[0].steps[-1]["loss"] < runs[0].steps[0]["loss"]
+    assert all(summary["memory_bytes"] == summary["plan"]["memory_bytes"] for summary in (whole, sharded))
+    parameters = whole["memory_bytes"][0]["parameters"]
+    assert [row["moments"] for row in whole["memory_bytes"]] == [moments * parameters] * 2
+
+
 def test_a_self_test_passes_without_a_trace_and_names_a_model_that_is_no_function(gpt: Path) -> None:
     """Property: the bits are those of a run without it; a model with a memory of its own is refused by parameter."""
     plain = run(gpt, "--set", "zero.stage=2")

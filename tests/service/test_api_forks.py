@@ -71,6 +71,7 @@ async def test_a_fork_that_the_layout_does_not_allow_is_refused_by_field(api: Ap
     cases = {
         "/model": {"model": {"hidden": [128, 64, 16]}},
         "/train/steps": {"train": {"steps": 10}},
+        "/train/optimizer/kind": {"train": {"optimizer": {"kind": "lion"}}},
         "/train/micro_batch": {"train": {"micro_batch": 0}},
         "/train/learning_rate": {"train": {"learning_rate": 1}},
         "/resources/ranks": {"resources": {"ranks": 5}},

@@ -28,6 +28,10 @@ train train.steps train.global_batch train.micro_batch train.chunk train.precisi
 train.deterministic train.eval train.eval.every train.eval.batches
 train.optimizer train.optimizer[adamw].kind train.optimizer[adamw].lr train.optimizer[adamw].betas
 train.optimizer[adamw].weight_decay
+train.optimizer[adam].kind train.optimizer[adam].lr train.optimizer[adam].betas train.optimizer[adam].weight_decay
+train.optimizer[sgd].kind train.optimizer[sgd].lr train.optimizer[sgd].momentum train.optimizer[sgd].nesterov
+train.optimizer[sgd].weight_decay
+train.optimizer[lion].kind train.optimizer[lion].lr train.optimizer[lion].betas train.optimizer[lion].weight_decay
 train.schedule train.schedule[cosine].kind train.schedule[cosine].warmup_steps train.schedule[cosine].min_lr
 train.schedule[constant].kind
 zero zero.stage zero.offload zero.activation_checkpointing zero.self_test

@@ -107,6 +107,17 @@ def test_yaml_is_version_1_2() -> None:
         (SHORT.replace("steps", "step"), "/train/step", "unknown field", "steps", 5),
         (SHORT + "  learing_rate: 1\n", "/train/learing_rate", "unknown field", "train.optimizer.lr", 6),
         (SHORT + "  optimizer: {learing_rate: 1}\n", "/train/optimizer/learing_rate", "unknown field", "lr", 6),
+        (SHORT + "  optimizer: {kind: lions}\n", "/train/optimizer/kind", "one of adamw, adam, sgd, lion", "lion", 6),
+        (SHORT + "  optimizer: {kind: lion, momentum: 0.9}\n", "/train/optimizer/momentum", "unknown field", None, 6),
+        (SHORT + "  optimizer: {momentum: 0.9}\n", "/train/optimizer/momentum", "unknown field", None, 6),
+        (
+            SHORT + "  optimizer: {kind: sgd, momentum: 0, nesterov: true}\n",
+            "/train/optimizer/nesterov",
+            "set momentum",
+            None,
+            6,
+        ),
+        (SHORT + "  optimizer: sgd\n", "/train/optimizer", "must be a set of fields", None, 6),
         (SHORT + "stage: 2\n", "/stage", "unknown field", "zero.stage", 6),
         (SHORT + "zero: {ranks: 2}\n", "/zero/ranks", "unknown field", "resources.ranks", 6),
         (SHORT + "xyzzy: 2\n", "/xyzzy", "unknown field", None, 6),
@@ -384,7 +395,7 @@ checkpoint.when_busy checkpoint.when_failed data model
 name priority resources.device resources.ranks
 resources.threads_per_rank restart.infrastructure_failures restart.user_failures stop_grace_seconds tags train.chunk
 train.deterministic train.eval.batches train.eval.every train.global_batch train.gradient_clipping train.micro_batch
-train.optimizer.betas train.optimizer.kind train.optimizer.lr train.optimizer.weight_decay train.precision
+train.optimizer train.precision
 train.schedule
 train.seed train.steps zero.activation_checkpointing zero.offload zero.self_test zero.stage
 """.split()  # noqa: SIM905

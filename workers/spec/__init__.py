@@ -1,8 +1,8 @@
 """The job spec: what a person asks for, and how a text becomes one.
 
-Read `models.py` (the fields) and `kinds.py` (those of models and data), then `reading.py` (text to `JobSpec`),
-`problems.py` (what is said of a wrong one) and `paths.py` (where a spec may point). Must not import torch, ray or
-`server`; `ruamel.yaml` is loaded on first use.
+Read `models.py` (the fields), `kinds.py` (those of models and data) and `optimizers.py`, then `reading.py` (text to
+`JobSpec`), `problems.py` (what is said of a wrong one) and `paths.py` (where a spec may point). Must not import torch,
+ray or `server`; `ruamel.yaml` is loaded on first use.
 """
 
 from workers.spec.kinds import (
@@ -19,7 +19,6 @@ from workers.spec.kinds import (
     TokensData,
 )
 from workers.spec.models import (
-    AdamWSpec,
     CheckpointSpec,
     ConstantSchedule,
     CosineSchedule,
@@ -30,11 +29,13 @@ from workers.spec.models import (
     TrainSpec,
     ZeroSpec,
 )
+from workers.spec.optimizers import AdamSpec, AdamWSpec, LionSpec, OptimizerSpec, SGDSpec
 from workers.spec.paths import path_problems, resolve_paths
 from workers.spec.problems import SpecError, SpecProblem, SpecTooLarge, problems_of
 from workers.spec.reading import load_spec, parse_document, parse_spec, read_spec_file
 
 __all__ = [
+    "AdamSpec",
     "AdamWSpec",
     "BpeTokenizer",
     "CharTokenizer",
@@ -47,11 +48,14 @@ __all__ = [
     "FileTokenizer",
     "GptModel",
     "JobSpec",
+    "LionSpec",
     "MlpModel",
     "ModelSpec",
+    "OptimizerSpec",
     "PythonModel",
     "ResourceSpec",
     "RestartSpec",
+    "SGDSpec",
     "SpecError",
     "SpecProblem",
     "SpecTooLarge",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from workers.spec.kinds import DataSpec, ModelSpec
-from workers.spec.part import Fraction, NonNegative, Positive, SpecModel, wrong
+from workers.spec.optimizers import AdamWSpec, OptimizerSpec
+from workers.spec.part import NonNegative, Positive, SpecModel, wrong
 
 
 def _not_a_flag(value: Any) -> Any:
@@ -34,18 +35,6 @@ def _not_blank(value: str) -> str:
     if not value.strip():
         raise PydanticCustomError("blank", "must not be blank")
     return value
-
-
-class AdamWSpec(SpecModel):
-    """AdamW (Loshchilov and Hutter 2019); no weight decay on norms and biases."""
-
-    kind: Literal["adamw"] = "adamw"
-    lr: Annotated[float, Field(gt=0.0, le=1e3, allow_inf_nan=False, description="peak learning rate")] = 3.0e-4
-    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2, description="decay of the two moments")] = [
-        0.9,
-        0.95,
-    ]
-    weight_decay: Annotated[NonNegative, Field(description="decoupled, times the learning rate")] = 0.1
 
 
 class CosineSchedule(SpecModel):
@@ -82,7 +71,7 @@ class TrainSpec(SpecModel):
         Literal["fp32", "bf16", "fp16"],
         Field(description="of compute; master weights and sums are fp32"),
     ] = "fp32"
-    optimizer: AdamWSpec = AdamWSpec()
+    optimizer: OptimizerSpec = AdamWSpec()
     schedule: Annotated[CosineSchedule | ConstantSchedule, Field(discriminator="kind")] = CosineSchedule()
     gradient_clipping: Annotated[NonNegative, Field(description="largest 2-norm of the gradient; 0: off")] = 1.0
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="of weights, dropout and the order of samples")] = 1
@@ -93,6 +82,11 @@ class TrainSpec(SpecModel):
     def micro_batches(self) -> int:
         """V, the number of micro-batches of a step over the whole job."""
         return self.global_batch // self.micro_batch
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def an_optimizer_without_kind_is_adamw(cls, value: Any) -> Any:
+        return {"kind": "adamw", **value} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def micro_batch_divides_global_batch(self) -> Self:

@@ -111,7 +111,7 @@ def _problem(detail: Any, model: type[BaseModel], data: Any) -> SpecProblem:
         return SpecProblem(pointer, "", "this field is required")
     if kind == "extra_forbidden":
         name = str(detail["loc"][-1])
-        return SpecProblem(pointer, shown(value), f"unknown field {shown(name)}", _meant(name, owner, model))
+        return SpecProblem(pointer, shown(value), f"unknown field {shown(name)}", _meant(name, pointer, owner, model))
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         tags = _tags(str(context.get("expected_tags", ""))) or _kinds(owner, detail["loc"])
         message = "must be one of " + ", ".join(tags)
@@ -178,9 +178,13 @@ def _nearest(name: str, choices: Sequence[str]) -> str | None:
     return lowered[found[0]] if found else None
 
 
-def _meant(name: str, owner: Any, root: type[BaseModel]) -> str | None:
-    """The field that an unknown `name` stands for: this one elsewhere, as `zero.stage`, or one much like it here."""
-    here, elsewhere = _field_names(owner), list(_paths_below(root))
+def _meant(name: str, pointer: str, owner: Any, root: type[BaseModel]) -> str | None:
+    """The field that an unknown `name` stands for: this one elsewhere, as `zero.stage`, or one much like it here.
+
+    At this very place it may belong to another kind; that is no way out.
+    """
+    here, place = _field_names(owner), pointer[1:].replace("/", ".")
+    elsewhere = [path for path in _paths_below(root) if path != place]
     misplaced = next((path for path in elsewhere if path.endswith(f".{name.lower()}")), None)
     return misplaced or _nearest(name, here) or _long_for(name, here) or _long_for(name, elsewhere)
 

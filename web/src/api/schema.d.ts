@@ -865,13 +865,45 @@ export interface components {
             status: components["schemas"]["Status"] | null;
         };
         /**
+         * AdamSpec
+         * @description Adam (Kingma and Ba 2015).
+         */
+        AdamSpec: {
+            /**
+             * Betas
+             * @description decay of the two averages
+             * @default [
+             *       0.9,
+             *       0.999
+             *     ]
+             */
+            betas: number[];
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "adam";
+            /**
+             * Lr
+             * @description peak learning rate
+             * @default 0.0003
+             */
+            lr: number;
+            /**
+             * Weight Decay
+             * @description added to the gradient, times the weight; not on norms and biases
+             * @default 0
+             */
+            weight_decay: number;
+        };
+        /**
          * AdamWSpec
-         * @description AdamW (Loshchilov and Hutter 2019); no weight decay on norms and biases.
+         * @description AdamW (Loshchilov and Hutter 2019).
          */
         AdamWSpec: {
             /**
              * Betas
-             * @description decay of the two moments
+             * @description decay of the two averages
              * @default [
              *       0.9,
              *       0.95
@@ -879,9 +911,8 @@ export interface components {
              */
             betas: number[];
             /**
-             * Kind
-             * @default adamw
-             * @constant
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
              */
             kind: "adamw";
             /**
@@ -892,7 +923,7 @@ export interface components {
             lr: number;
             /**
              * Weight Decay
-             * @description decoupled, times the learning rate
+             * @description decoupled, times the learning rate; not on norms and biases
              * @default 0.1
              */
             weight_decay: number;
@@ -2648,6 +2679,38 @@ export interface components {
             truncated: boolean;
         };
         /**
+         * LionSpec
+         * @description Lion (Chen et al. 2023): the sign of an average, half the state of AdamW, a third of its rate or less.
+         */
+        LionSpec: {
+            /**
+             * Betas
+             * @description decay of the two averages
+             * @default [
+             *       0.9,
+             *       0.99
+             *     ]
+             */
+            betas: number[];
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "lion";
+            /**
+             * Lr
+             * @description peak learning rate
+             * @default 0.0001
+             */
+            lr: number;
+            /**
+             * Weight Decay
+             * @description decoupled, times the learning rate; not on norms and biases
+             * @default 1
+             */
+            weight_decay: number;
+        };
+        /**
          * LogLine
          * @description One line of output. `seq` orders the lines of a job.
          */
@@ -4079,6 +4142,41 @@ export interface components {
             steps: number;
         };
         /**
+         * SGDSpec
+         * @description Stochastic gradient descent, with momentum as in PyTorch; without it there is no optimizer state.
+         */
+        SGDSpec: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "sgd";
+            /**
+             * Lr
+             * @description peak learning rate
+             * @default 0.01
+             */
+            lr: number;
+            /**
+             * Momentum
+             * @description decay of the running gradient; 0: none is kept
+             * @default 0.9
+             */
+            momentum: number;
+            /**
+             * Nesterov
+             * @description look ahead along the momentum
+             * @default false
+             */
+            nesterov: boolean;
+            /**
+             * Weight Decay
+             * @description added to the gradient, times the weight; not on norms and biases
+             * @default 0
+             */
+            weight_decay: number;
+        };
+        /**
          * SaveRecord
          * @description Rank 0 began to save a step, or that save has ended, however it did.
          */
@@ -4425,6 +4523,7 @@ export interface components {
              */
             micro_batch: number;
             /**
+             * Optimizer
              * @default {
              *       "betas": [
              *         0.9,
@@ -4435,7 +4534,7 @@ export interface components {
              *       "weight_decay": 0.1
              *     }
              */
-            optimizer: components["schemas"]["AdamWSpec"];
+            optimizer: components["schemas"]["AdamWSpec"] | components["schemas"]["AdamSpec"] | components["schemas"]["SGDSpec"] | components["schemas"]["LionSpec"];
             /**
              * Precision
              * @description of compute; master weights and sums are fp32
