@@ -117,7 +117,8 @@ def is_writer_of(rank: int, process: Path) -> bool:
 def keep_the_zoom(page: Page, service: Service, job_id: str) -> None:
     page.goto(f"/jobs/{job_id}")
     loss = chart(page, "Loss")
-    drag(page, loss, 0.2, 0.6)
+    with page.expect_response(lambda answer: "to_step=" in answer.url):  # until then it shows the curve of before
+        drag(page, loss, 0.2, 0.6)
     follow = page.get_by_role("button", name="Follow")
     expect(follow).to_be_visible()
     zoomed = follow.inner_text()
