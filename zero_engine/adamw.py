@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from math import inf
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +39,9 @@ def shardable(optimizer: Optimizer | None) -> Optimizer:
     """The optimizer given, AdamW where none is. Raises ConfigError for an object of another kind, such as torch.s."""
     if optimizer is None:
         return AdamW()
+    if isinstance(optimizer, type):
+        name = optimizer.__name__
+        raise ConfigError(f"optimizer is the class {name}; give an optimizer made of it, such as {name}(lr=1e-3)")
     if not all(hasattr(optimizer, name) for name in ("moments", "groups_of", "updates")):
         kind = type(optimizer).__name__
         raise ConfigError(
@@ -51,11 +56,13 @@ def learning_rates(optimizer: Optimizer, lr: float | Sequence[float] | None) -> 
     own = [each for _, each in optimizer.updates()]
     if lr is None:
         return own
-    if not isinstance(lr, Sequence):
-        return [float(lr)] * len(own)
-    if len(lr) not in (len(own), len(own) - 1):
-        raise ConfigError(f"lr has {len(lr)} numbers for {len(own) - 1} optimizer groups; give one per group")
-    return [*map(float, lr), *own[len(lr) :]]
+    given = [float(each) for each in (lr if isinstance(lr, Sequence) else [lr] * len(own))]
+    if len(given) not in (len(own), len(own) - 1):
+        raise ConfigError(f"lr has {len(given)} numbers for {len(own)} optimizer groups; give one per group")
+    for each in given:
+        if not _at_least_0(each):
+            raise ConfigError(f"lr of a step is {each}; use a finite number of at least 0")
+    return [*given, *own[len(given) :]]
 
 
 Members = Callable[[str, nn.Parameter], bool] | Iterable[nn.Parameter | str]
@@ -115,11 +122,16 @@ class Grouped:
 
     def __init__(self, base: Any, groups: Sequence[Mapping[str, Any]]) -> None:
         self._members = [_members(dict(group)) for group in groups]
-        self._groups = [*(_checked(base, dict(group)) for group in groups), base]
+        self._patterns = [_patterns(group["params"]) for group in groups]
+        self._groups = [*(_checked(base, dict(group)) for group in groups), _in_range(base)]
 
     def groups_of(self, parameters: Mapping[str, nn.Parameter], aliases: Mapping[str, tuple[str, ...]]) -> list[int]:
         """The group of each parameter, in the order given."""
-        return [self._group_of(name, parameter, aliases[name]) for name, parameter in parameters.items()]
+        found = [self._group_of(name, parameter, aliases[name]) for name, parameter in parameters.items()]
+        for index, patterns in enumerate(self._patterns):
+            if patterns and index not in found:
+                raise ConfigError(f"optimizer group {index} is empty: {patterns} fit no parameter that is left for it")
+        return found
 
     def _group_of(self, name: str, parameter: nn.Parameter, aliases: tuple[str, ...]) -> int:
         for index, belongs in enumerate(self._members):
@@ -151,22 +163,64 @@ class AdamW(Grouped):
         groups: Sequence[Mapping[str, Any]] = (),
         fused: bool = True,
     ) -> None:
-        super().__init__(AdamWUpdate(lr, (float(betas[0]), float(betas[1])), eps, weight_decay, fused), groups)
+        super().__init__(AdamWUpdate(lr, betas, eps, weight_decay, fused), groups)
 
 
-def _members(group: dict[str, Any]) -> Callable[[str, nn.Parameter], bool]:
-    members: Members = group.get("params", ())
+def _members(group: Mapping[str, Any]) -> Callable[[str, nn.Parameter], bool]:
+    if "params" not in group:
+        raise ConfigError(f'an optimizer group has {sorted(group)} and no "params"; say which parameters are in it')
+    members: Members = group["params"]
     if callable(members):
         return members
     listed = list(members)
-    patterns = [item for item in listed if isinstance(item, str)]
+    patterns = _patterns(listed)
     identities = {id(item) for item in listed if not isinstance(item, str)}
     return lambda name, parameter: id(parameter) in identities or any(fnmatchcase(name, each) for each in patterns)
 
 
+def _patterns(members: Members) -> list[str]:
+    return [] if callable(members) else [item for item in members if isinstance(item, str)]
+
+
 def _checked(base: Any, group: dict[str, Any]) -> Any:
-    group.pop("params", None)
+    group.pop("params")
     known = {field.name for field in fields(base)}
     if set(group) - known:
-        raise ConfigError(f"an optimizer group has unknown keys {sorted(set(group) - known)}; use {sorted(known)}")
-    return replace(base, **group)
+        wrong = sorted(set(group) - known)
+        raise ConfigError(f"an optimizer group has unknown keys {wrong}; use {['params', *sorted(known)]}")
+    return _in_range(replace(base, **group))
+
+
+def _in_range(settings: Any) -> Any:
+    """The settings of one group, each where its arithmetic holds; ConfigError names the first that is not."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        fits, words = _RANGES[field.name]
+        if not fits(value):
+            raise ConfigError(f"optimizer {field.name} is {value!r}; use {words}")
+    return settings
+
+
+def _at_least_0(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < inf
+
+
+def _below_1(value: Any) -> bool:
+    return _at_least_0(value) and bool(value < 1)
+
+
+def _two_below_1(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_below_1, value))
+
+
+_AT_LEAST_0 = (_at_least_0, "a finite number of at least 0")
+_YES_OR_NO = (lambda value: isinstance(value, bool), "True or False")
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "lr": _AT_LEAST_0,
+    "eps": _AT_LEAST_0,
+    "weight_decay": _AT_LEAST_0,
+    "momentum": (_below_1, "a number from 0 below 1"),
+    "betas": (_two_below_1, "two numbers from 0 below 1"),
+    "fused": _YES_OR_NO,
+    "nesterov": _YES_OR_NO,
+}

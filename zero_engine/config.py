@@ -54,7 +54,7 @@ class ZeroConfig:
             raise ConfigError(f"loss_scale is {self.loss_scale}; use a power of two of at least 1, such as 65536")
         kind, _, number = self.activation_checkpointing.partition(":")
         if kind != "every" or not number.isdigit() or int(number) < 1:
-            _one_of("activation_checkpointing", self.activation_checkpointing, ("none", "full", "selective"))
+            _one_of("activation_checkpointing", self.activation_checkpointing, ("none", "full", "selective", "every:2"))
         for name, value in (("micro_batches", self.micro_batches), ("chunk", self.chunk)):
             if value is not None:
                 _at_least(name, value, 1)

@@ -48,7 +48,7 @@ class Adam(Grouped):
         weight_decay: float = 0.0,
         groups: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        super().__init__(AdamUpdate(lr, (float(betas[0]), float(betas[1])), eps, weight_decay), groups)
+        super().__init__(AdamUpdate(lr, betas, eps, weight_decay), groups)
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class SGD(Grouped):
         groups: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         super().__init__(SGDUpdate(lr, momentum, weight_decay, nesterov), groups)
+        if any(group.nesterov and not group.momentum for group in self._groups):
+            raise ConfigError("optimizer nesterov is True and momentum 0; use a momentum as 0.9, or nesterov=False")
         self.moments: tuple[str, ...] = ("momentum_buffer",) if any(group.momentum for group in self._groups) else ()
 
 
@@ -111,7 +113,7 @@ class Lion(Grouped):
         weight_decay: float = 0.0,
         groups: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        super().__init__(LionUpdate(lr, (float(betas[0]), float(betas[1])), weight_decay), groups)
+        super().__init__(LionUpdate(lr, betas, weight_decay), groups)
 
 
 class ElementWise:

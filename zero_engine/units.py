@@ -27,6 +27,8 @@ def _chosen(model: nn.Module, chosen: tuple[type | str, ...]) -> list[str]:
     for choice in chosen:
         if isinstance(choice, str) and choice not in modules:
             raise ConfigError(f"units names '{choice}', which is no module of this {type(model).__name__}")
+        if isinstance(choice, type) and not any(isinstance(module, choice) for module in modules.values()):
+            raise ConfigError(f"units names the class {choice.__name__}, of which this {type(model).__name__} has none")
     classes = tuple(choice for choice in chosen if isinstance(choice, type))
     return [name for name, module in modules.items() if name and (name in chosen or isinstance(module, classes))]
 

@@ -324,7 +324,8 @@ def _misuse(rank: Rank) -> list[str]:
     catch(lambda: engine.backward(mean_loss(engine.module, 0, 0)))
     catch(engine.step)
     catch(lambda: Engine(built(tied), ZeroConfig(micro_batches=1, chunk=0), AdamW()))
-    catch(lambda: Engine(built(tied), ZeroConfig(units=("blocks", "blocks.1"), micro_batches=2), AdamW()))
+    catch(lambda: engine_of(rank, ZeroConfig(units=("blocks", "blocks.1"))))
+    catch(lambda: engine_of(rank, ZeroConfig(units=(nn.Conv2d,))))
     catch(lambda: engine.step(lr=[1, 2, 3]))
     own: Any = torch.optim.AdamW(engine.module.parameters())
     catch(lambda: Engine(built(tied), ZeroConfig(), own))
@@ -336,7 +337,8 @@ def test_misuse_is_named(pool: Pool) -> None:
     """Calls that have no meaning raise errors with a stable code and a way out."""
     texts = pool.run(1, _misuse)[0]
     assert [text.split(":")[0] for text in texts] == [
-        "engine_misused", "engine_misused", *["config_invalid"] * 4, "engine_misused",
+        "engine_misused", "engine_misused", *["config_invalid"] * 5, "engine_misused",
     ]  # fmt: skip
-    assert "torch AdamW" in texts[5] and "ElementWise(lambda" in texts[5]
+    assert "'blocks.1' stands inside unit 'blocks'" in texts[3] and "the class Conv2d" in texts[4]
+    assert "torch AdamW" in texts[6] and "ElementWise(lambda" in texts[6]
     assert UsageError.code == "engine_misused"

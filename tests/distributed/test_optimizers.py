@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +115,49 @@ def test_ema_equals_an_average_kept_beside_a_plain_loop() -> None:
     for key, value in average.module.named_parameters():
         torch.testing.assert_close(ema[key], value, rtol=1e-6, atol=1e-7)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: AdamW(lr=-1.0), "lr is -1.0; use a finite number of at least 0"),
+        (lambda: AdamW(lr="1e-3"), "lr is '1e-3'"),  # type: ignore[arg-type]
+        (lambda: Adam(eps=math.nan), "eps is nan"),
+        (lambda: Adam(betas=(0.9, 1.0)), "betas is (0.9, 1.0); use two numbers from 0 below 1"),
+        (lambda: Lion(betas=(0.9,)), "betas is (0.9,)"),  # type: ignore[arg-type]
+        (lambda: Lion(weight_decay=math.inf), "weight_decay is inf"),
+        (lambda: SGD(momentum=1.0), "momentum is 1.0; use a number from 0 below 1"),
+        (lambda: SGD(nesterov=True), "use a momentum"),
+        (lambda: AdamW(groups=[{"params": ["*.bias"], "lr": math.nan}]), "lr is nan"),
+        (lambda: AdamW(groups=[{"params": ["*.bias"], "decay": 0.0}]), "unknown keys ['decay']; use ['params', "),
+        (lambda: AdamW(groups=[{"parms": ["*.bias"]}]), "['parms'] and no \"params\""),
+        (lambda: Engine(built(tied), ZeroConfig(), AdamW), "optimizer is the class AdamW"),  # type: ignore[arg-type]
+        (
+            lambda: Engine(built(tied), ZeroConfig(), AdamW(groups=[{"params": ["*.bais"]}])),
+            "group 0 is empty: ['*.bais']",
+        ),
+    ],
+)
+def test_settings_that_cannot_train_are_refused_by_name_and_value(make: Callable[[], object], words: str) -> None:
+    """As torch.optim does: a rate or decay out of its range would spoil weights silently."""
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make()
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1e-3])
+def test_a_rate_that_is_no_rate_leaves_the_step_undone(rate: float) -> None:
+    """`engine.step(lr=nan)` would make every weight nan; refused, the same step can be made with another rate."""
+    engine, other = (Engine(built(tied), ZeroConfig(1, 2, 2), AdamW(lr=1e-2)) for _ in range(2))
+    for each in (engine, other):
+        for index in each.micro_batches():
+            each.backward(mean_loss(each.module, 0, index))
+    with pytest.raises(ConfigError, match="lr of a step is"):
+        engine.step(lr=rate)
+    engine.step(lr=1e-3)
+    other.step(lr=1e-3)
+    assert engine.digest() == other.digest()
+    engine.close()
+    other.close()
 
 
 def test_an_optimizer_that_is_not_element_wise_is_refused() -> None:
