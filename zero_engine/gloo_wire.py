@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 from zero_engine.errors import PeerError
+from zero_engine.loopback import unpaced
 from zero_engine.wire import FOREVER, Message, PeerLost
 
 END_SECONDS = 10.0  # that a rank waits at its end for others to take what it sent
@@ -81,7 +82,8 @@ class GlooWire:
         device = gloo.create_device(interface=interface) if interface else gloo.create_default_device()
         options._devices = [device] * _LANES
         options._timeout = timedelta(minutes=30)
-        self._pairs: Any = gloo(store, rank, ranks, options)
+        with unpaced():
+            self._pairs: Any = gloo(store, rank, ranks, options)
         self._rank = rank
         self._others = [peer for peer in range(ranks) if peer != rank]
         self._number = 0  # of requests so far

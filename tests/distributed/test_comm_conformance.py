@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
+from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from zero_engine.errors import PeerError
 from zero_engine.gloo_wire import GlooWire
 from zero_engine.group import comm_between, membership_of
 from zero_engine.layout import Range
+from zero_engine.loopback import sockets
 from zero_engine.wire import Bell
 
 LENGTH = 1000
@@ -106,6 +110,36 @@ def test_gather_brings_every_shard_to_every_rank(pool: Pool, ranks: int) -> None
             assert booked == ({"gather/parameters": sent} if sent else {})
 
 
+def _most_counted(rank: Rank) -> tuple[int, bool]:
+    """KiB that gathering MANY bytes of each other rank adds to this process's resident size at its peak, and whether
+    all bytes came."""
+    comm = _comm(rank, "shared")
+    buffer, start = comm.allocate("unit", [MANY + 12345] * rank.ranks), 12345  # in the middle of a page
+    buffer.local.fill_(rank.rank + 1)
+    target = torch.zeros(rank.ranks * MANY, dtype=torch.uint8)
+    targets = tuple(Range(peer * MANY, (peer + 1) * MANY) for peer in range(rank.ranks))
+    comm.publish(buffer, "unit")
+    Path("/proc/self/clear_refs").write_text("5")  # the high water mark starts again here
+    before = _status("VmRSS")
+    comm.gather(buffer, Gather((Range(start, start + MANY),) * rank.ranks, targets, "unit"), target, "parameters")
+    most = _status("VmHWM") - before
+    comm.release(buffer)
+    comm.reclaim(buffer)
+    comm.close()
+    return most, bool((target.view(rank.ranks, MANY) == torch.arange(1, rank.ranks + 1).view(-1, 1)).all())
+
+
+def _status(key: str) -> int:
+    return int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0])
+
+
+def test_a_gather_counts_no_more_than_a_bucket_of_the_others_bytes_as_its_own(pool: Pool) -> None:
+    """Pages of others that were copied are dropped a bucket (4 MiB) at a time, however large the unit is."""
+    for most_kib, came in pool.run(3, _most_counted):
+        assert came
+        assert most_kib < 6 << 10, f"{most_kib} KiB, of {2 * MANY >> 10} KiB of others"
+
+
 def _rewritten(rank: Rank, transport: str) -> list[tuple[int, int]]:
     """Rank 0 sends to a rank that comes late, and writes again as soon as it may: (least, largest) byte by turn."""
     comm: Any = _comm(rank, transport)
@@ -141,6 +175,24 @@ def _apart(name: str, rank: int, ranks: int) -> tuple[GroupComm, Any]:
     prefix: Any = getattr(dist, "PrefixStore")  # noqa: B009  not in torch's list of exports
     store = prefix(f"{name} {os.getppid()}", dist.distributed_c10d._get_default_store())
     return GroupComm(GlooWire(store, rank, ranks, "lo"), rank, ranks, torch.device("cpu"), Bell(store)), store
+
+
+def _congestion_controls(rank: Rank) -> set[bytes]:
+    """Of the connections that a transport over messages makes."""
+    before = sockets()
+    comm, _ = _apart("paced", rank.rank, rank.ranks)
+    found = set[bytes]()
+    for descriptor in sockets() - before:
+        with socket.socket(fileno=os.dup(descriptor)) as each, suppress(OSError):
+            each.getpeername()  # one that listens has none
+            found.add(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0"))
+    comm.close()
+    return found
+
+
+def test_messages_within_a_host_are_not_paced(pool: Pool) -> None:
+    """Whatever the system is set to: over loopback a pace costs timers and saves nothing."""
+    assert pool.run(3, _congestion_controls) == [{b"reno"}] * 3
 
 
 def _left(rank: Rank) -> Any:
