@@ -23,12 +23,13 @@ from torch import Tensor
 from zero_engine.comm import Buffer, Exchange, Gather, Ledger, diverged, reason_of, sent_in_exchange, sent_in_gather
 from zero_engine.errors import PeerError
 from zero_engine.layout import Range
-from zero_engine.pages import Mapping
+from zero_engine.pages import LARGE, Mapping
 
 READY, DONE, NOTE, ABORT, BUFFER = range(5)
 _HEAD = struct.Struct("<BIQ")  # kind, buffer number, sequence number; a label in UTF-8 follows
 _MESSAGE_BYTES = 4096
 _FORGET_BYTES = 1 << 20  # smallest read whose pages are dropped
+_STRETCH_BYTES = 2 * LARGE  # copied before its pages are dropped; a bucket
 _LAST_WORDS = 256  # messages read from a broken stream
 
 
@@ -210,12 +211,11 @@ class SharedComm:
         with self.ledger.timed("gather", copy.purpose, 0):
             self._meet(copy.published)
             for rank, (source, place) in enumerate(zip(request.sources, request.targets, strict=True)):
-                theirs = self._bytes_of(buffer, rank)[source.start : source.stop]
                 mine = target[place.start : place.stop]
-                if theirs.data_ptr() != mine.data_ptr():
-                    mine.copy_(theirs)
                 if rank != self.rank:
-                    _forget(buffer.peers[rank], source.start, source.stop)
+                    _copy_out(buffer.peers[rank], source, mine)
+                elif (own := buffer.local[source.start : source.stop]).data_ptr() != mine.data_ptr():
+                    mine.copy_(own)
 
     def look(self, buffer: Buffer, request: Gather, purpose: str) -> _Look:
         with self.ledger.timed("gather", purpose, sent_in_gather(request, self.rank)):
@@ -321,6 +321,17 @@ def place() -> tuple[str, int, int]:
 
 def _user_of(stream: socket.socket) -> int:
     return int(struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+
+
+def _copy_out(memory: Mapping, part: Range, target: Tensor) -> None:
+    """Copy another's bytes in stretches that end with a large page, so that few of them count as ours at a time."""
+    start = part.start
+    while start < part.stop:
+        stop = min(part.stop, start // _STRETCH_BYTES * _STRETCH_BYTES + _STRETCH_BYTES)
+        target[start - part.start : stop - part.start].copy_(memory.bytes[start:stop])
+        if len(part) >= _FORGET_BYTES:
+            memory.forget(start, stop)
+        start = stop
 
 
 def _forget(memory: Mapping, start: int, stop: int) -> None:
