@@ -72,6 +72,7 @@ _JOB_COMMANDS: tuple[Command, ...] = (
     jobs_commands.kill,
     jobs_commands.pause,
     jobs_commands.resume,
+    jobs_commands.delete,
     checkpoint_commands.checkpoints,
     checkpoint_commands.export,
     fork_commands.fork,

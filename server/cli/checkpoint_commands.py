@@ -19,7 +19,8 @@ ID_CHARACTERS = 36
 
 
 CheckpointArgument = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="Id of a checkpoint; or JOB for its newest usable one, JOB@STEP.")
+    str,
+    typer.Argument(metavar="CHECKPOINT", help="JOB for its newest usable one, JOB@STEP, JOB@END of its id, or its id."),
 ]
 Format = Literal["safetensors", "transformers"]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -67,17 +68,24 @@ def _draw_orphans(session: Session, found: Json) -> None:
     )
 
 
-def named_checkpoint(session: Session, named: str) -> Json:
-    """The checkpoint named by its id, by its job, or as JOB@STEP. Raises CommandError, BadInput."""
+def named_checkpoint(session: Session, named: str, statuses: tuple[str, ...] = USABLE) -> Json:
+    """The checkpoint named by its id, its job, JOB@STEP or JOB@END of its id. Raises CommandError, BadInput."""
     if len(named) == ID_CHARACTERS:
         try:
             return dict(session.client.get(f"/v1/checkpoints/{named}"))
         except ServerProblem as problem:
             if problem.status != 404:
                 raise
-    job, at, step = named.rpartition("@")
-    by_step = bool(at) and step.isdecimal()
-    return _newest(session.checkpoints(session.job(job if by_step else named)), int(step) if by_step else None)
+    job, at, place = named.rpartition("@")
+    job_id = session.job(job if at else named)
+    known = [item for item in session.checkpoints(job_id) if item["status"] in statuses]
+    found = [item for item in known if not at or str(item["step"]) == place]
+    if found:
+        return max(found, key=lambda item: (item["step"], item["attempt"]))
+    if at and not place.isdecimal():
+        return session.checkpoint(job_id, place)
+    steps = ", ".join(str(item["step"]) for item in known)
+    raise CommandError(f"The job has no such checkpoint; usable ones stand at step: {steps or 'none'}.")
 
 
 def _draw(session: Session, items: list[Json], counts: dict[str, int], *, removed: bool) -> None:
@@ -142,13 +150,3 @@ def export(
     session.output.result(
         result, lambda: session.output.say(f"Wrote {target}, {bytes_text(count)}, step {chosen['step']}.")
     )
-
-
-def _newest(items: list[Json], step: int | None) -> Json:
-    """The newest usable checkpoint, of one step if that is named."""
-    usable = [item for item in items if item["status"] in USABLE]
-    found = [item for item in usable if step is None or item["step"] == step]
-    if not found:
-        steps = ", ".join(str(item["step"]) for item in usable)
-        raise CommandError(f"There is no such checkpoint; usable ones stand at step: {steps or 'none'}.")
-    return max(found, key=lambda item: (item["step"], item["attempt"]))

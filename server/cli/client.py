@@ -100,6 +100,10 @@ class Client:
         """The JSON of POST, None for an empty answer. Raises ServerProblem, ServerUnreachable."""
         return self._json("POST", path, json={} if body is None else body, headers=dict(headers or {}))
 
+    def delete(self, path: str) -> Any:
+        """The JSON of DELETE. Raises ServerProblem, ServerUnreachable."""
+        return self._json("DELETE", path)
+
     def post_once(self, path: str, body: Any, key: str) -> Any:
         """POST under an idempotency key: sent again when the answer was lost, done once in any case."""
         for _ in range(LOST_ANSWERS):

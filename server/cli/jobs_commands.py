@@ -10,6 +10,7 @@ import typer
 from server.cli import preflight
 from server.cli.client import Json
 from server.cli.connection import Session
+from server.cli.errors import FAILED, ServerProblem
 from server.cli.follow import follow, is_at_rest, wait_for
 from server.cli.output import age_text, number_text, plain, seconds_text, short_id, status_text
 from server.cli.spec_file import SetOption, SpecArgument, as_body, read_spec
@@ -54,12 +55,13 @@ def jobs(
     """List jobs, newest first."""
     chosen = ",".join(status) if status else None
     items = session.client.items("/v1/jobs", limit, status=chosen, tag=tag, q=search, sort=sort)
-    session.output.result(items, lambda: _draw_jobs(session, items))
+    session.output.result(items, lambda: _draw_jobs(session, items, chosen or tag or search))
 
 
-def _draw_jobs(session: Session, items: list[Json]) -> None:
+def _draw_jobs(session: Session, items: list[Json], filtered: str | None) -> None:
     if not items:
-        session.output.say("No jobs. Submit one: shardyard submit examples/gpt_stdlib.yaml")
+        none = "No jobs. Submit one: shardyard submit examples/gpt_stdlib.yaml"
+        session.output.say("No job is like that; `shardyard jobs` lists all." if filtered else none)
         return
     session.output.table(
         ("Id", "~Name", "Status", ">Step", ">Loss", "N x stage", ">Age", "~Reason"),
@@ -218,6 +220,31 @@ def _say_states(session: Session, results: list[Json]) -> None:
 
 def resume(
     session: Session,
+def delete(
+    session: Session,
+    jobs: JobsArgument,
+    wait: Annotated[bool, typer.Option("--wait", help="Come back when all of it is gone.")] = False,
+) -> None:
+    """Remove ended jobs with their checkpoints, metrics and logs."""
+    results = []
+    for job_id in [session.job(name) for name in jobs]:
+        job = session.client.delete(f"/v1/jobs/{job_id}")
+        results.append(_gone(session, job) if wait else job)
+    session.output.result(results, lambda: _say_states(session, results))
+    if any(job["status"] == "delete_failed" for job in results):
+        raise typer.Exit(FAILED)
+
+
+def _gone(session: Session, job: Json) -> Json:
+    """The job once the server does not know it any more, or as it stands when not everything could be removed."""
+    try:
+        return wait_for(session, job["id"], lambda seen: bool(seen["status"] == "delete_failed"))
+    except ServerProblem as problem:
+        if problem.status != 404:
+            raise
+        return {**job, "status": "gone", "reason": None}
+
+
     job: JobArgument,
     ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Go on with so many ranks.")] = None,
     stage: Annotated[int | None, typer.Option("--stage", min=0, max=3, help="Go on at this ZeRO stage.")] = None,

@@ -27,12 +27,13 @@ def lines(found: Json) -> list[str]:
         written = f"{found['from_ranks']} x stage {found['from_stage']}"
         begins = f"Begins at step {found['step']}, written by {written}, on {to}."
     read, needed = found["read_bytes"], bytes_text(found["plan"]["total_bytes"])
+    each = " to ".join(dict.fromkeys(map(bytes_text, (min(read), max(read)))))
     room = found["device_memory_bytes"]
     holds = "its device's memory is not known" if room is None else f"of {bytes_text(room)}"
     fits = "it fits" if found["fits"] else "IT DOES NOT FIT"
     shown = [
         begins,
-        f"Each rank reads {bytes_text(min(read))} to {bytes_text(max(read))}, {bytes_text(sum(read))} in all.",
+        f"Each rank reads {each}, {bytes_text(sum(read))} in all.",
         f"The largest rank needs {needed}, {holds}: {fits}.",
     ]
     passed = [f"Passed over: step {each['step']}, {plain(each['why'])}" for each in found["passed_over"]]

@@ -14,17 +14,23 @@ from typing import Annotated
 
 import typer
 
+from server.cli.checkpoint_commands import USABLE, named_checkpoint
 from server.cli.client import Json
 from server.cli.connection import AsJson, DataDir, Server, Session, Token, data_folder, session_with
 from server.cli.errors import BadInput, CommandError
 from server.cli.output import Output, bytes_text
 
 DAMAGED = 1  # exit code
+PRESENT = (*USABLE, "corrupt")  # what can be read, to find out what is in it
 
 
 def verify(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Id of a checkpoint, or its folder.")],
-    job: Annotated[str | None, typer.Option("--job", help="Its job; the id may then be the end of one.")] = None,
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="JOB for its newest one, JOB@STEP, JOB@END of its id, its id, or its folder."
+        ),
+    ],
     server: Server = None,
     token: Token = None,
     data_dir: DataDir = None,
@@ -35,7 +41,7 @@ def verify(
         _verify_folder(checkpoint, Output(as_json))
         return
     with session_with(server, token, data_dir, as_json) as session:
-        known = checkpoint if job is None else session.checkpoint(session.job(job), checkpoint)["id"]
+        known = named_checkpoint(session, checkpoint, PRESENT)["id"]
         found = session.client.post(f"/v1/checkpoints/{known}/verify")
         where = f"Checkpoint of step {found['checkpoint']['step']}"
         read = found["checkpoint"]["bytes"]

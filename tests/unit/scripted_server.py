@@ -68,7 +68,7 @@ def serving(script: Script) -> Iterator[Script]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST = _handle
+        do_GET = do_POST = do_DELETE = _handle
 
         def log_message(self, *_: Any) -> None:
             """Tests read `asked` instead."""

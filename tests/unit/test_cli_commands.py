@@ -19,7 +19,7 @@ import pytest
 from server.cli import main
 from server.cli.checkpoint_commands import _draw
 from server.cli.connection import Session
-from server.cli.jobs_commands import _saving
+from server.cli.jobs_commands import _draw_jobs, _saving
 from server.cli.output import Output
 from tests.unit.scripted_server import Answer, Asked, Script, job_view, serving
 from tests.waiting import PATIENCE_SECONDS
@@ -154,6 +154,26 @@ def test_an_impossible_action_says_the_possible_ones(script: Script) -> None:
     assert run.returncode == 1 and "possible now: cancel, pause" in run.stderr
 
 
+def test_delete_waits_until_the_server_knows_the_job_no_more(script: Script) -> None:
+    """What cannot be removed is exit code 1, with the job's reason."""
+    script.answers |= {f"DELETE /v1/jobs/{JOB}": Answer(job_view(status="deleting"), 202), "GET /v1/feed": FEED}
+    assert json.loads(shardyard(script, "delete", "latest").stdout)[0]["status"] == "deleting"
+    views = iter([Answer(job_view(status="deleting")), Answer({"status": 404, "detail": "gone"}, 404)])
+    script.answers[f"GET /v1/jobs/{JOB}"] = lambda _: next(views)
+    gone = shardyard(script, "delete", JOB, "--wait")
+    assert gone.returncode == 0 and json.loads(gone.stdout)[0]["status"] == "gone"
+    script.answers[f"GET /v1/jobs/{JOB}"] = Answer(job_view(status="delete_failed"))
+    assert shardyard(script, "delete", JOB, "--wait").returncode == 1
+
+
+def test_a_filter_that_fits_no_job_does_not_say_that_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    session = cast(Session, SimpleNamespace(output=Output(terminal=True)))
+    _draw_jobs(session, [], "running")
+    assert "No job is like that" in capsys.readouterr().out
+    _draw_jobs(session, [], None)
+    assert "shardyard submit" in capsys.readouterr().out
+
+
 def test_resume_asks_only_for_what_was_typed(script: Script) -> None:
     """An absent field keeps the job's own value."""
     script.answers[f"POST /v1/jobs/{JOB}/resume"] = Answer(job_view(status="queued"))
@@ -238,6 +258,7 @@ def test_export_takes_the_newest_usable_checkpoint_and_leaves_no_half_file(scrip
     again = shardyard(script, "export", JOB, "-o", "model.safetensors", cwd=tmp_path)
     assert again.returncode == 2 and "--force" in again.stderr
     script.answers["GET /v1/checkpoints/c20/export"] = Answer({"detail": "gone"}, 404)
+    assert "step: 10, 20" in shardyard(script, "export", f"{JOB}@30", "-o", "third.safetensors", cwd=tmp_path).stderr
     failed = shardyard(script, "export", JOB, "-o", "other.safetensors", cwd=tmp_path)
     assert failed.returncode == 1 and [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 

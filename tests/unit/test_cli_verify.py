@@ -21,6 +21,8 @@ SPEC = {"name": "x", "train": {"steps": 5}}
 VIEW: dict[str, Any] = {
     "id": CHECKPOINT,
     "step": 5,
+    "attempt": 1,
+    "status": "corrupt",
     "bytes": 36492,
     "bad_ranks": [1],
 }
@@ -53,11 +55,14 @@ def test_a_folder_is_verified_without_a_server(tmp_path: Path) -> None:
     assert found["damage"][0]["blocks"] == [shard.segments[0].first]
 
 
-@pytest.mark.parametrize("words", [[CHECKPOINT], ["c0de", "--job", "latest"]])
+@pytest.mark.parametrize("words", [[CHECKPOINT], ["latest"], ["latest@5"], ["latest@c0de"]])
 def test_a_checkpoint_of_a_server_is_verified_by_the_server(script: Script, words: list[str]) -> None:
-    """By its id, or by the end of it within a job; the server's word decides the exit code."""
+    """By its id, its job, its step or the end of its id; the server's word decides the exit code."""
     answer = {"ok": False, "problems": ["rank-00001 is missing"], "checkpoint": VIEW}
-    script.answers[f"POST /v1/checkpoints/{CHECKPOINT}/verify"] = Answer(answer)
+    script.answers |= {
+        f"GET /v1/checkpoints/{CHECKPOINT}": Answer(VIEW),
+        f"POST /v1/checkpoints/{CHECKPOINT}/verify": Answer(answer),
+    }
     ended = shardyard(script, "verify", *words)
     assert ended.returncode == 1 and json.loads(ended.stdout)["bad_ranks"] == [1]
 
