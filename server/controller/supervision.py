@@ -218,6 +218,12 @@ def _no_progress(w: Watched) -> Outcome | None:
     quietest = max(w.ranks, key=lambda r: r.silent_seconds)
     if quietest.silent_seconds >= w.policy.unreachable_seconds:  # stopped, or its machine is: not the user's fault
         return Outcome("rank_silent", {"rank": quietest.rank, "node": quietest.node, "seconds": seconds})
+    saving = next((r for r in w.ranks if r.facts.phase == "saving"), None)
+    if saving is not None:  # the store or its writer hangs: not the user's fault either
+        return Outcome(
+            "storage_failed",
+            {"message": f"rank {saving.rank} waits for a save that made no progress for {seconds:g} s"},
+        )
     slowest = min(w.ranks, key=lambda r: (r.step, r.rank))
     return Outcome("no_progress", {"rank": slowest.rank, "seconds": seconds})
 

@@ -351,6 +351,13 @@ def test_a_silent_rank_is_the_machines_failure_not_the_users() -> None:
     assert (decision.reason, decision.data["rank"], decision.data["node"]) == ("rank_silent", 1, "n1")
 
 
+def test_a_save_that_hangs_is_the_stores_failure_not_the_users() -> None:
+    """All ranks live, none of them steps, and one waits for its save: tried again."""
+    stuck = tuple(replace(r, phase_at=ago(2000)) for r in (TRAINING[0], replace(TRAINING[1], phase="saving")))
+    decision = decided(look(attempt=replace(ATTEMPT, ranks=stuck, last_step_at=ago(1800))))
+    assert decision.reason == "storage_failed" and "rank 1" in decision.data["message"]
+
+
 def test_the_policy_comes_from_the_snapshot() -> None:
     """Deadlines are settings, not constants."""
     quick = Policy(start_deadline_seconds=1.0)
