@@ -209,11 +209,7 @@ class Saver:
 
     def settle(self) -> None:
         """No rank has a save under way: remove, beside training, what failed ones left half done."""
-        if self._failed:
-            before, folders = self._sweeper, [failed.folder for failed in self._failed]
-            self._failed = []
-            self._sweeper = threading.Thread(target=_sweep, args=(self._store, folders, before), name="shardyard-sweep")
-            self._sweeper.start()
+        self._clear_up(self._failed)
 
     def _heard(self, report: SaveReport) -> None:
         """Keep it for `poll`. When a save is published, those before it are settled.
@@ -225,11 +221,16 @@ class Saver:
             return
         if report.manifest is None:
             self._failed.append(report)
-            return
-        later = [failed for failed in self._failed if failed.step >= report.step]
-        self._failed = [failed for failed in self._failed if failed.step < report.step]
-        self.settle()
-        self._failed = later
+        else:
+            self._clear_up([failed for failed in self._failed if failed.step < report.step])
+
+    def _clear_up(self, failed: Sequence[SaveReport]) -> None:
+        """Begin to remove what these saves left half done."""
+        if failed:
+            before, folders = self._sweeper, [each.folder for each in failed]
+            self._failed = [each for each in self._failed if each not in failed]
+            self._sweeper = threading.Thread(target=_sweep, args=(self._store, folders, before), name="shardyard-sweep")
+            self._sweeper.start()
 
     def _new_writer(self) -> WriterProcess:
         return WriterProcess(self._copy.descriptor, self._copy.num_bytes, self._patience_seconds)
