@@ -7,11 +7,12 @@ told from a save that was killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from zero_engine.fetcher import Part
 from zero_engine.manifest import CheckpointError, Manifest, NotPublished, Segment, Shard, checksum_of, parse_folder
-from zero_engine.shard import MANIFEST, DamagedBlob, damaged_blocks, read_blob, read_range
+from zero_engine.shard import MANIFEST, DamagedBlob, damaged_blocks, read_blob, read_parts, read_range
 from zero_engine.store import NotFound, Store
 
 TOMBSTONE = "deleted"
@@ -112,8 +113,7 @@ def verify_shard(store: Store, folder: str, shard: Shard, progress: Callable[[in
     """Read every byte of one rank's file and compare, as `verify` does for all; what `progress` raises ends it."""
     found = list[Damage]()
     try:
-        for count in _verify_shard(store, folder, shard, found):
-            progress(count)
+        _verify_shard(store, folder, shard, progress, found)
     except CheckpointError as error:  # it cannot be read on
         found.append(Damage(str(error), shard.rank))
     return found
@@ -167,8 +167,10 @@ def _exists(store: Store, key: str) -> bool:
     return True
 
 
-def _verify_shard(store: Store, folder: str, shard: Shard, found: list[Damage]) -> Iterator[int]:
-    """Bytes of each part as it is read, damage added to `found`. Raises CheckpointError when it cannot be read."""
+def _verify_shard(
+    store: Store, folder: str, shard: Shard, progress: Callable[[int], None], found: list[Damage]
+) -> None:
+    """Damage is added to `found`. Raises CheckpointError when the file cannot be read."""
     where = f"{shard.file} of {folder}"
     try:
         size = store.size(f"{folder}/{shard.file}")
@@ -180,25 +182,30 @@ def _verify_shard(store: Store, folder: str, shard: Shard, found: list[Damage]) 
     read_range(store, folder, shard, 0, memoryview(header))
     if checksum_of(memoryview(header)) != shard.header_checksum:
         found.append(Damage(f"{where}: the checksum of its header does not match", shard.rank))
-    yield len(header)
+    progress(len(header))
     for segment in shard.segments:
-        yield from _verify_segment(store, folder, shard, segment, found)
+        _verify_segment(store, folder, shard, segment, progress, found)
     for blob in shard.blobs:
         try:
-            yield len(read_blob(store, folder, shard, blob))
+            progress(len(read_blob(store, folder, shard, blob)))
         except DamagedBlob as error:
             found.append(Damage(str(error), shard.rank, blob.name))
 
 
-def _verify_segment(store: Store, folder: str, shard: Shard, segment: Segment, found: list[Damage]) -> Iterator[int]:
-    step = max(1, store.read_bytes // segment.block_bytes)
-    buffer = memoryview(bytearray(min(step, segment.count) * segment.block_bytes))
-    bad = list[int]()
-    for first in range(0, segment.count, step):
-        part = buffer[: min(step, segment.count - first) * segment.block_bytes]
-        read_range(store, folder, shard, segment.offset + first * segment.block_bytes, part)
-        bad += damaged_blocks(part, segment, first)
-        yield len(part)
+def _verify_segment(
+    store: Store, folder: str, shard: Shard, segment: Segment, progress: Callable[[int], None], found: list[Damage]
+) -> None:
+    """One way through a segment, past the page cache where its bytes are not in it: what others read stays there."""
+    step, size = max(1, store.read_bytes // segment.block_bytes), segment.block_bytes
+    buffer = memoryview(bytearray(min(step, segment.count) * size))
+    firsts, bad = range(0, segment.count, step), list[int]()
+    parts = [Part(segment.offset + first * size, buffer[: (segment.count - first) * size]) for first in firsts]
+
+    def compare(number: int) -> None:
+        bad.extend(damaged_blocks(parts[number].buffer, segment, firsts[number]))
+        progress(len(parts[number].buffer))
+
+    read_parts(store, folder, shard, parts, compare, alone=True)
     if bad:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         problem = f"{shard.file} of {folder}: the checksum of {segment.kind} block {bad[0]}{more} does not match"

@@ -24,7 +24,7 @@ from zero_engine.catalog import (
 from zero_engine.export import Export, ExportError, bf16_to_fp32, fp32_to_bf16, fp32_to_fp16
 from zero_engine.manifest import CheckpointError
 from zero_engine.shard import MANIFEST, wait_for_records
-from zero_engine.store import LocalStore
+from zero_engine.store import FileCalls, LocalStore
 from zero_engine.tensorfile import decode_header, header_bytes
 
 
@@ -77,6 +77,36 @@ def test_a_whole_checkpoint_verifies_and_counts_its_bytes(store: LocalStore) -> 
     found = verify(store, manifest.folder, told.append)
     assert found.ok and found.bytes_read == sum(told) == manifest.total_bytes
     assert manifest.total_bytes == sum(store.size(f"{manifest.folder}/{shard.file}") for shard in manifest.shards)
+
+
+class Uncached(FileCalls):
+    """A page cache that holds nothing; `through` counts what segments would put into it."""
+
+    def __init__(self) -> None:
+        self.direct, self.past, self.through = False, 0, 0
+
+    def go_direct(self, descriptor: int, direct: bool) -> None:
+        self.direct = direct
+
+    def read_cached(self, descriptor: int, view: memoryview, offset: int) -> int:
+        raise BlockingIOError
+
+    def read(self, descriptor: int, view: memoryview, offset: int) -> int:
+        count = super().read(descriptor, view, offset)
+        self.past, self.through = self.past + self.direct * count, self.through + (not self.direct) * count
+        return count
+
+
+def test_verifying_leaves_the_page_cache_to_training(store: LocalStore) -> None:
+    """Blocks that no cache holds are read past it, and damage is found all the same; headers and buffers are small."""
+    manifest = ByHand(store).publish()
+    (first, *_), files = manifest.shards, Uncached()
+    small = sum(shard.header_bytes + sum(blob.num_bytes for blob in shard.blobs) for shard in manifest.shards)
+    assert verify(LocalStore(store.root, files), manifest.folder).ok
+    assert files.through <= small and files.past >= manifest.total_bytes - small
+    damage(store, f"{manifest.folder}/{first.file}", first.segments[0].offset)
+    (found,) = verify(LocalStore(store.root, Uncached()), manifest.folder).damage
+    assert (found.rank, found.blocks) == (first.rank, (first.segments[0].first,))
 
 
 def test_any_flipped_bit_of_a_shard_is_found(store: LocalStore) -> None:
