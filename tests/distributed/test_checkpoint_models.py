@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tests.distributed import read_by_document
 from tests.distributed.engine_cases import adamw, built, engine_of, reference_of, tied, tokens, train
 from tests.distributed.rank_pool import Pool, Rank
 from zero_engine import AdamW, Engine, ZeroConfig
@@ -107,6 +108,35 @@ def test_odd_parameters_survive_a_reshard(
             assert values[name] == model.get_parameter(name).float().reshape(-1).tolist(), name
         assert values["count"] == [3.0] and values["mean"] == model.get_buffer("mean").tolist()
         assert "scratch" not in values and values["nothing"] == []
+
+
+def save_with_states(rank: Rank, store: str, stage: int) -> dict[str, dict[str, Tensor]]:
+    """Save after 2 steps; whole parameters and moments as the engine gives them, by kind."""
+    engine = odd_engine(rank, stage, built(odd))
+    train(engine, 2, odd_loss)
+    engine.save(store, step=2, fence=7, progress=Progress(data_cursor=8))
+    found = {kind: engine.full_state_dict(kind) for kind in ("parameter", "exp_avg", "exp_avg_sq")}
+    engine.close()
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (3, 2), (2, 3)])
+def test_the_document_alone_is_enough_to_read_a_checkpoint(
+    pool: Pool, memory_path: Path, ranks: int, stage: int
+) -> None:
+    """A reader that knows docs/checkpoint-format.md and nothing of ours finds every value, and nothing else."""
+    states = pool.run(ranks, save_with_states, str(memory_path), stage)[0]
+    (folder,) = [path for path in memory_path.iterdir() if path.is_dir()]
+    found, model = read_by_document.read(folder), built(odd)
+    assert found.padding <= {0}
+    assert set(found.buffers) == {"count", "mean"} and found.buffers["count"] == (3,)
+    for name, parameter in model.named_parameters():
+        kinds = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "master": "parameter"}
+        for kind, ours in kinds.items() if parameter.requires_grad else [("frozen", "parameter")]:
+            values = torch.tensor(found.parameters[kind].pop(name)).to(states[ours][name].dtype)
+            assert torch.equal(values, states[ours][name].reshape(-1)), (kind, name)
+    assert not any(found.parameters.values())
+    assert found.body["scalars"]["completed_steps"] == 2 and found.body["progress"]["data_cursor"] == 8
 
 
 def export_all(rank: Rank, folder: str, stage: int, precision: str) -> dict[str, Tensor]:
