@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -134,6 +135,7 @@ class SharedComm:
         self._labels = deque[str]()  # published here, not yet compared with the others'
         self._published = self._compared = 0
         self._others = [peer for peer in range(ranks) if peer != rank]
+        self._exchanges = WeakKeyDictionary[Exchange, tuple[Buffer, list[Tensor | None]]]()  # the same every time
 
     def reserve(self, staging: Tensor, slice_elements: int) -> None:
         """Pieces are read in place."""
@@ -177,14 +179,21 @@ class SharedComm:
         self._sockets.send(DONE, buffer.number)
 
     def exchange(self, buffer: Buffer, request: Exchange, purpose: str) -> Iterator[tuple[Range, list[Tensor | None]]]:
-        part = request.owners[self.rank]
-        pieces = list[Tensor | None]()
-        for rank, name in enumerate(request.dtypes):
-            dtype = None if name is None else getattr(torch, name)
-            pieces.append(None if dtype is None else _part(self._bytes_of(buffer, rank), request.offset, part, dtype))
+        known = self._exchanges.get(request)
+        if known is None or known[0] is not buffer:
+            known = self._exchanges[request] = (buffer, self._look_at(buffer, request))
+        pieces = known[1]
         own = pieces[self.rank]
         self.ledger.add("exchange", purpose, sent_in_exchange(request, self.rank, 0 if own is None else own.itemsize))
         return self._pieces(buffer, request, pieces, self._published, purpose)
+
+    def _look_at(self, buffer: Buffer, request: Exchange) -> list[Tensor | None]:
+        """Each rank's piece of this rank's part of a bucket, where it stands."""
+        part, pieces = request.owners[self.rank], list[Tensor | None]()
+        for rank, name in enumerate(request.dtypes):
+            dtype = None if name is None else getattr(torch, name)
+            pieces.append(None if dtype is None else _part(self._bytes_of(buffer, rank), request.offset, part, dtype))
+        return pieces
 
     def _pieces(
         self, buffer: Buffer, request: Exchange, pieces: list[Tensor | None], published: int, purpose: str
@@ -234,6 +243,7 @@ class SharedComm:
         if error is not None:
             self._sockets.send(ABORT, text=reason_of(self.rank, error))
         self._sockets.close()
+        self._exchanges.clear()
 
 
 @dataclass(frozen=True)

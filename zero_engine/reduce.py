@@ -67,7 +67,7 @@ class BucketSums:
         return self._flat[start + part.start : start + part.stop]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Stride:
     """A stretch of an arriving part that is folded at once, and where."""
 
@@ -79,10 +79,15 @@ class _Stride:
     rows: Tensor  # fp32: `kept`, a block a row
     doubles: Tensor  # fp64, of the same shape
     sums: Tensor  # 1-D fp64, one per block
+    parts: Sequence[Tensor | None] = ()  # the pieces of the part that came last,
+    near: Sequence[Tensor | None] = ()  # and the stretch of each
 
-    def of(self, pieces: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The stretch of each piece of the part."""
-        return [None if piece is None else piece[self.start : self.stop] for piece in pieces]
+    def of(self, parts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """The stretch of each piece of the part: cut once where the same pieces come every time."""
+        if parts is not self.parts:
+            self.parts = parts
+            self.near = [None if part is None else part[self.start : self.stop] for part in parts]
+        return self.near
 
 
 class Reducer:
@@ -136,10 +141,8 @@ class Reducer:
     def _fold_all(self, bucket: Bucket, round: Round, arriving: Iterable[tuple[Range, list[Tensor | None]]]) -> None:
         last = round is self._blueprint.schedule.rounds[-1]
         for part, pieces in arriving:
-            strides = self._strides_of(bucket, part)
-            for stride in strides:
-                near = pieces if len(strides) == 1 else stride.of(pieces)
-                self._fold(stride, near, round.folds, last)
+            for stride in self._strides_of(bucket, part):
+                self._fold(stride, stride.of(pieces), round.folds, last)
 
     def _dtypes(self, bucket: Bucket, round: Round) -> tuple[str | None, ...]:
         made: list[str | None] = [None] * self._blueprint.ranks
@@ -151,7 +154,7 @@ class Reducer:
         kept = stride.kept
         total = stride.total if self._blueprint.in_place and len(folds) > 2 else kept
         before = kept if self._blueprint.schedule.carries_total else total
-        result = fold_pieces(pieces, folds, stride.chunk, before, total)
+        result = fold_pieces(pieces, folds, stride.chunk, before, total, kept)
         if result is not kept and result.data_ptr() != kept.data_ptr():
             kept.copy_(result)
         if last:
@@ -220,12 +223,18 @@ class NaiveReducer(Reducer):
 
 
 def fold_pieces(
-    pieces: Sequence[Tensor | None], folds: Sequence[Fold], chunk_space: Tensor, total: Tensor, total_space: Tensor
+    pieces: Sequence[Tensor | None],
+    folds: Sequence[Fold],
+    chunk_space: Tensor,
+    total: Tensor,
+    total_space: Tensor,
+    kept: Tensor,
 ) -> Tensor:
-    """Fold the pieces of one round; returns the new total, in `total_space` or one of the inputs.
+    """Fold the pieces of one round; returns the new total, in `kept`, `total_space` or one of the inputs.
 
     `chunk_space` holds the open chunk's sum between rounds, `total` the total so far. A single fp32 piece stands for a
-    sum without being copied; narrower pieces are widened first.
+    sum without being copied; narrower pieces are widened first. `kept` may be the memory of a piece: only the last sum
+    is written there, when no piece is read any more.
     """
     chunk = chunk_space
     for fold in folds:
@@ -238,8 +247,8 @@ def fold_pieces(
         else:
             chunk = chunk_space.copy_(piece)
         if fold.closes:
-            started = fold.first
-            total = _started(chunk, total_space, chunk_space) if started else torch.add(total, chunk, out=total_space)
+            space = kept if fold is folds[-1] else total_space
+            total = _started(chunk, total_space, chunk_space) if fold.first else torch.add(total, chunk, out=space)
     if not folds[-1].closes and chunk.data_ptr() != chunk_space.data_ptr():
         chunk_space.copy_(chunk)
     return total

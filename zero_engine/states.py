@@ -77,8 +77,8 @@ class OnDevice:
 
     def scaled(self, piece: Piece, part: Range, totals: SumsOf, scale: float) -> Tensor:
         sums = totals(piece, part)
-        whole = len(sums) == len(self._scratch)
-        return torch.mul(sums, scale, out=self._scratch if whole else self._scratch[: len(sums)])
+        whole = sums.numel() == self.stride
+        return torch.mul(sums, scale, out=self._scratch if whole else self._scratch[: sums.numel()])
 
     def hand_back(self, compute: Tensor, weight: Tensor) -> None:
         compute.copy_(weight)
