@@ -11,6 +11,8 @@ import os
 import socket
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,22 @@ class Address:
 
     host: str
     port: int
+
+
+def begin(name: str, work: Callable[..., None], *arguments: Any) -> None:
+    """A thread without which an actor supervises nothing: should it fail, the actor ends, its rank with it.
+
+    The controller then sees a lost rank and tries again; a rank that nobody watches would never be seen to end.
+    """
+
+    def whole() -> None:
+        try:
+            work(*arguments)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    threading.Thread(target=whole, name=name, daemon=True).start()
 
 
 class RankActor:
@@ -112,8 +130,8 @@ class RankActor:
         self.folder = folder
         self.progress = SpoolProgress(folder / SPOOL_FILE)
         self.sender = SpoolSender(folder, Origin(plan.attempt_id, plan.fence, plan.rank), self.post)
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        threading.Thread(target=self.sender.run, args=(self.gone,), name="reports", daemon=True).start()
+        begin("watch", self._watch)
+        begin("reports", self.sender.run, self.gone)
 
     def state(self) -> dict[str, Any]:
         """Who this is and how the rank fares; keys as the fields of `RankState`, and the fence to check first."""

@@ -65,7 +65,7 @@ class RankProcess:
         self.identity = forked.identity
         self.folder = folder
         self._pidfd = forked.pidfd
-        self._kill_writer = forked.kill_writer
+        self._kill_writers = [forked.kill_writer]  # popped by the one who closes it
         self._zygote = forked.zygote
         self._mark = mark
 
@@ -112,7 +112,7 @@ class RankProcess:
         return bool(select.select([self._pidfd], [], [], seconds)[0])
 
     def kill(self) -> None:
-        """End the whole group at once, and what left the group by its mark. Idempotent."""
+        """End the whole group at once, and what left the group by its mark. Idempotent; several threads may call it."""
         self._close_pipe()
         kill_marked(self._mark)
 
@@ -148,9 +148,8 @@ class RankProcess:
         return text or _kernel_view(self.identity.pid)
 
     def _close_pipe(self) -> None:
-        if self._kill_writer >= 0:
-            os.close(self._kill_writer)
-            self._kill_writer = -1
+        with contextlib.suppress(IndexError):
+            os.close(self._kill_writers.pop())
 
 
 def _kernel_view(pid: int) -> str:

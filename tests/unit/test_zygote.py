@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,36 @@ def test_closing_the_pipe_kills_the_whole_group(zygote: Zygote, tmp_path: Path, 
     assert rank.ended(60.0)
     rank.collect()
     assert pids(mark_of(tmp_path)) == []  # those with sessions of their own were found by their mark
+
+
+def test_a_rank_may_be_ended_by_two_threads_at_once(
+    zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kill closes the pipe; before it goes on, the watcher has seen the end and collects: no second close."""
+    rank = fork(zygote, tmp_path, act="stay")
+    wait_for((tmp_path / "0" / "ready").exists)
+    collected: list[ExitStatus] = []
+
+    def close(number: int) -> None:
+        monkeypatch.undo()
+        os.close(number)
+        assert rank.ended(60.0)
+        watcher = threading.Thread(target=lambda: collected.append(rank.collect()))
+        watcher.start()
+        watcher.join()
+
+    monkeypatch.setattr("workers.rank_process.os.close", close)
+    rank.kill()
+    assert [status.signal for status in collected] == [signal.SIGKILL]
+
+
+def test_an_actor_that_loses_one_of_its_threads_ends() -> None:
+    """Its rank goes with it, and the controller hears of a lost rank instead of waiting for ever."""
+    program = (
+        "import threading; from workers.rank_actor import begin; begin('watch', int, 'x'); threading.Event().wait()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60.0)
+    assert ended.returncode == 1 and "ValueError" in ended.stderr
 
 
 def test_a_kill_leaves_other_ranks_of_the_attempt_alone(zygote: Zygote, tmp_path: Path) -> None:
