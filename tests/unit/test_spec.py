@@ -108,7 +108,13 @@ def test_yaml_is_version_1_2() -> None:
         (SHORT + "  learing_rate: 1\n", "/train/learing_rate", "unknown field", "train.optimizer.lr", 6),
         (SHORT + "  optimizer: {learing_rate: 1}\n", "/train/optimizer/learing_rate", "unknown field", "lr", 6),
         (SHORT + "  optimizer: {kind: lions}\n", "/train/optimizer/kind", "one of adamw, adam, sgd, lion", "lion", 6),
-        (SHORT + "  optimizer: {kind: lion, momentum: 0.9}\n", "/train/optimizer/momentum", "unknown field", None, 6),
+        (
+            SHORT + "  optimizer: {kind: lion, momentum: 0.9}\n",
+            "/train/optimizer/momentum",
+            'unknown field "momentum"; here stand kind, lr, betas, weight_decay',
+            None,
+            6,
+        ),
         (SHORT + "  optimizer: {momentum: 0.9}\n", "/train/optimizer/momentum", "unknown field", None, 6),
         (
             SHORT + "  optimizer: {kind: sgd, momentum: 0, nesterov: true}\n",

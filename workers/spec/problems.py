@@ -111,7 +111,9 @@ def _problem(detail: Any, model: type[BaseModel], data: Any) -> SpecProblem:
         return SpecProblem(pointer, "", "this field is required")
     if kind == "extra_forbidden":
         name = str(detail["loc"][-1])
-        return SpecProblem(pointer, shown(value), f"unknown field {shown(name)}", _meant(name, pointer, owner, model))
+        meant = _meant(name, pointer, owner, model)
+        known = "" if meant else f"; here stand {', '.join(_field_names(owner))}"
+        return SpecProblem(pointer, shown(value), f"unknown field {shown(name)}{known}", meant)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         tags = _tags(str(context.get("expected_tags", ""))) or _kinds(owner, detail["loc"])
         message = "must be one of " + ", ".join(tags)
