@@ -204,22 +204,6 @@ def pause(session: Session, jobs: JobsArgument, wait: Wait = False) -> None:
     _ask(session, "pause", jobs, wait)
 
 
-def _ask(session: Session, action: str, named: list[str], wait: bool) -> None:
-    results = []
-    for job_id in [session.job(name) for name in named]:
-        job = session.client.post(f"/v1/jobs/{job_id}/{action}")
-        results.append(wait_for(session, job_id, is_at_rest) if wait else job)
-    session.output.result(results, lambda: _say_states(session, results))
-
-
-def _say_states(session: Session, results: list[Json]) -> None:
-    for job in results:
-        reason = f": {job['reason']['sentence']}" if job["reason"] else ""
-        session.output.say(plain(f"{short_id(job['id'])} {job['name']} is {job['status']}{reason}"))
-
-
-def resume(
-    session: Session,
 def delete(
     session: Session,
     jobs: JobsArgument,
@@ -245,6 +229,22 @@ def _gone(session: Session, job: Json) -> Json:
         return {**job, "status": "gone", "reason": None}
 
 
+def _ask(session: Session, action: str, named: list[str], wait: bool) -> None:
+    results = []
+    for job_id in [session.job(name) for name in named]:
+        job = session.client.post(f"/v1/jobs/{job_id}/{action}")
+        results.append(wait_for(session, job_id, is_at_rest) if wait else job)
+    session.output.result(results, lambda: _say_states(session, results))
+
+
+def _say_states(session: Session, results: list[Json]) -> None:
+    for job in results:
+        reason = f": {job['reason']['sentence']}" if job["reason"] else ""
+        session.output.say(plain(f"{short_id(job['id'])} {job['name']} is {job['status']}{reason}"))
+
+
+def resume(
+    session: Session,
     job: JobArgument,
     ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Go on with so many ranks.")] = None,
     stage: Annotated[int | None, typer.Option("--stage", min=0, max=3, help="Go on at this ZeRO stage.")] = None,
