@@ -384,6 +384,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "LogView": {"items": [_LINE], "next_before": 41, "next_after": 41, "dropped_bytes": 0},
     "JobPlanView": {
         "job_id": JOB,
+        "status": "done",
+        "failure": None,
         "predicted": _PLAN,
         "attempt": 1,
         "memory": [_STAGE["memory"], _STAGE["memory"]],

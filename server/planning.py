@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from server.db import Database
@@ -33,7 +34,7 @@ async def predict(spec: JobSpec, database: Database, data_dir: Path) -> PlanView
     return PlanView.model_validate(plan.model_dump())
 
 
-def where_of(spec: JobSpec, known: list[NodeView], data_dir: Path | None = None) -> Where:
+def where_of(spec: JobSpec, known: Sequence[NodeView], data_dir: Path | None = None) -> Where:
     """The machine that a plan is for: the smallest device of the kind that the spec would get."""
     living = [node for node in known if node.alive]
     kind = spec.resources.device

@@ -45,6 +45,9 @@ _REASONS: tuple[Reason, ...] = (
     Reason("reserved", Status.QUEUED, "free", "Waiting in line: free {device} slots are kept for the jobs ahead."),
     Reason("quota", Status.QUEUED, "free", "Needs {ranks} slots; the quota of {quota} has {used} in use."),
     Reason("backoff", Status.QUEUED, "free", "Trying again at {until} after: {message}"),
+    Reason(
+        "being_planned", Status.QUEUED, "free", "Its model is being built to plan it, since its stage is automatic."
+    ),
     Reason("cluster_unavailable", Status.QUEUED, "free", "The cluster does not answer: {message}"),
     Reason("preempted", Status.QUEUED, "free", "Stopped to make room for job {ahead}; it goes on by itself."),
     Reason("retrying", Status.QUEUED, "none", "Trying again after: {message}"),

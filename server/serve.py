@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import uvicorn
 
@@ -30,7 +29,6 @@ from server.controller.fake_cluster import FakeCluster, cpu_node, send_over_http
 from server.controller.ray_placement import NAMESPACE
 from server.controller.ray_target import RayOptions
 from server.controller.reconciler import Reconciler
-from server.controller.stage import resolve_stage
 from server.db import Database
 from server.rows import leases
 from server.settings import FIRST_PORT, SettingError, Settings, read_settings
@@ -175,7 +173,6 @@ class Service:
             self._settings,
             holder=controller_id(self._settings.data_dir / "controller-id"),
             report_url=f"{self._url}/v1/reports",
-            resolve=partial(resolve_stage, self._settings.data_dir),
             open_store=open_store,
         )
         stop = asyncio.Event()

@@ -1,27 +1,31 @@
 """The plan of a user's model: `python -m workers.model_plan`, a process of its own, since their code runs in it.
 
-Standard input: {"spec": {...}, "ranks": [1, 2, ...], "where": {...}}. Standard output: a list of plans, one for each
-number of ranks. What the user's code prints goes to standard error; exit code 1 with the reason there when the model
-cannot be built.
+Standard input: {"spec": {...}, "ranks": [1, 2, ...], "where": {...}, "lifeline": reader of a kill pipe}. Standard
+output: one line, a list of plans, one for each number of ranks, or a text that says why the model cannot be built. What
+the user's code prints goes to standard error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from workers.build import loss_of, optimizer_of
+from workers.built_plan import SAID_BYTES
 from workers.data.batches import Batch
 from workers.data.digits import INPUTS
 from workers.data.needs import context_of
 from workers.estimates import FROM_PASS, Estimate
 from workers.failures import error_info
+from workers.kill_pipe import guard, kernel_kills
 from workers.models.python import build_user_model, user_model_on_meta
 from workers.planner import SpecPlan, Where, engine_config, plan_parameters
 from workers.spec import JobSpec, PythonModel, parse_spec
@@ -66,20 +70,28 @@ def estimate_in(model: nn.Module, spec: JobSpec) -> Estimate:
     return Estimate(found.peak_bytes, found.flops, FROM_PASS, found.attention_flops)
 
 
-def main() -> int:
-    """Answer one question; returns the exit code."""
-    answers = os.dup(1)
-    os.dup2(2, 1)
+def answer_to(question: dict[str, Any]) -> list[dict[str, Any]] | str:
+    """The plans asked for, or the user's mistake, or the end of the traceback of their code."""
     try:
-        plans = plans_of(json.load(sys.stdin))
+        return [plan.model_dump(mode="json") for plan in plans_of(question)]
     except Exception as error:
         info = error_info(error)
-        traceback.print_exc() if info.code is None else print(info.message, file=sys.stderr)
-        return 1
+        return traceback.format_exc()[-SAID_BYTES:] if info.code is None else info.message
+
+
+def main() -> None:
+    """Answer one question."""
+    answers, question = os.dup(1), json.load(sys.stdin)
+    os.dup2(2, 1)
+    guard(question["lifeline"], kernel_kills())
+    with contextlib.suppress(
+        OSError
+    ):  # a system that does not let it: where memory gets short, this is the first to go
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    answer = json.dumps(answer_to(question))
     with os.fdopen(answers, "w") as file:
-        json.dump([plan.model_dump(mode="json") for plan in plans], file)
-    return 0
+        print(answer, file=file)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,7 @@ from server.cli.client import Json
 from server.cli.connection import Session
 from server.cli.errors import FAILED, ServerProblem
 from server.cli.follow import follow, is_at_rest, wait_for
-from server.cli.output import age_text, number_text, plain, seconds_text, short_id, status_text
+from server.cli.output import age_text, bytes_text, number_text, plain, seconds_text, short_id, status_text
 from server.cli.spec_file import SetOption, SpecArgument, as_body, read_spec
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, end of an id, name, or `latest`.")]
@@ -91,10 +91,12 @@ def show(session: Session, job: JobArgument) -> None:
     view = session.client.get(f"/v1/jobs/{job_id}")
     attempts = session.client.get(f"/v1/jobs/{job_id}/attempts")
     attempts = attempts["items"] if isinstance(attempts, dict) else attempts
-    session.output.result({**view, "attempts": attempts}, lambda: _draw_job(session, view, attempts))
+    plan = session.client.get(f"/v1/jobs/{job_id}/plan")
+    shown = {**view, "attempts": attempts, "plan": plan}
+    session.output.result(shown, lambda: _draw_job(session, view, attempts, plan))
 
 
-def _draw_job(session: Session, job: Json, attempts: list[Json]) -> None:
+def _draw_job(session: Session, job: Json, attempts: list[Json], plan: Json) -> None:
     from rich.table import Table
 
     facts: list[tuple[str, Any]] = [
@@ -109,6 +111,7 @@ def _draw_job(session: Session, job: Json, attempts: list[Json]) -> None:
         ("Tokens/s", number_text(job["tokens_per_second"])),
         ("ETA", seconds_text(job["eta_seconds"])),
         ("Ranks x stage", f"{job['ranks']} x {_stage(job['stage'])}"),
+        ("Plan", plain(_plan(plan))),
         ("V, C", f"{job['micro_batches']} micro-batches, chunks of {job['chunk']}"),
         ("Digest", job["digest"] or "-"),
         ("Age", age_text(job["created_at"])),
@@ -136,6 +139,19 @@ def _draw_job(session: Session, job: Json, attempts: list[Json]) -> None:
         )
     if job.get("error"):
         session.output.say(plain(job["error"]["traceback"]))
+
+
+def _plan(plan: Json) -> str:
+    """What a rank holds and sends at the job's stage, or how far its plan is."""
+    if plan["predicted"] is None:
+        failed = f"cannot be made: {(plan['failure'] or '').strip().rpartition(chr(10))[2]}"
+        return {"pending": "being made: the model is built first", "failed": failed}.get(plan["status"], "-")
+    made = plan["predicted"]
+    stage = made["stages"][made["advised_stage"] if plan["stage"] is None else plan["stage"]]
+    seconds = "" if plan["predicted_seconds"] is None else f", {seconds_text(plan['predicted_seconds'])} a step"
+    fits = "" if stage["fits"] else "; it does not fit the device"
+    sent = bytes_text(stage["total_traffic_bytes"])
+    return f"{bytes_text(stage['total_bytes'])} a rank, {sent} sent a step{seconds}{fits}"
 
 
 def _saving(job: Json) -> list[tuple[str, str]]:

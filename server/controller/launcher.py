@@ -19,16 +19,15 @@ from typing import Literal, cast
 from server.controller.actions import Start
 from server.controller.cluster import Cluster, ClusterUnavailable, Launch, NoCapacity
 from server.controller.leader import Leadership
-from server.controller.stage import Resolve
+from server.controller.stage import resolve_stage
 from server.controller.storekeeper import Storekeeper
 from server.db import Database, Tx
 from server.ids import new_id
 from server.preflight import passed_over
-from server.rows import attempts, checkpoints, events, jobs
+from server.rows import attempts, checkpoints, events, jobs, plans
 from server.settings import Settings
 from server.states import Status
 from workers.contract import AttemptId, JobId, LaunchOrder, Rank, ResumeFrom
-from workers.planner import SpecPlan
 from workers.spec import JobSpec
 from zero_engine.store import StoreError
 
@@ -55,7 +54,6 @@ class Prepared:
     device: Device
     point: checkpoints.CheckpointRef | None
     passed: tuple[checkpoints.CheckpointRef, ...] = ()  # damaged ones that are newer than the point
-    plan: SpecPlan | None = None  # that the stage was taken from
 
 
 class Launcher:
@@ -68,14 +66,12 @@ class Launcher:
         settings: Settings,
         leadership: Leadership,
         storekeeper: Storekeeper,
-        resolve: Resolve,
     ) -> None:
         self._database = database
         self._cluster = cluster
         self._settings = settings
         self._leadership = leadership
         self._storekeeper = storekeeper
-        self._resolve = resolve
         self.new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32)
 
     async def claim(self, start: Start, report_url: str) -> Launch | None:
@@ -133,16 +129,17 @@ class Launcher:
             await self._storekeeper.index(job_id)
         point = await self._beginning(job_id)
         async with self._database.read() as connection:
-            existing = await checkpoints.of_job(connection, job_id)
+            existing, planned = await checkpoints.of_job(connection, job_id), await plans.of_job(connection, job_id)
         if point is None and (existing or job.forked_from is not None):
             return Refused("checkpoint_unreadable", {"message": f"{_lost(existing)}; clone the job to start again."})
         try:
-            resolved = await asyncio.to_thread(self._resolve, job.job_spec(), start)
+            made = planned.predicted if planned else None
+            spec = await asyncio.to_thread(resolve_stage, job.job_spec(), start, made)
         except Exception as error:  # whatever keeps it from being planned keeps it from running
             return Refused("spec_invalid", {"message": str(error)})
         named = point is not None and point.id == job.resume_checkpoint
         passed = () if named else tuple(passed_over(existing, point))
-        return Prepared(job, resolved.spec, cast(Device, start.device), point, passed, resolved.plan)
+        return Prepared(job, spec, cast(Device, start.device), point, passed)
 
     async def _beginning(self, job_id: JobId) -> checkpoints.CheckpointRef | None:
         """What it resumes from: of those that are in the store, since one that is gone is marked and passed over."""
@@ -217,8 +214,6 @@ class Launcher:
             )
             assert moved is Status.QUEUED, f"job {job.id} moved while it was locked"
             await self._tell_fallback(tx, prepared, launch.fence)
-            if prepared.plan is not None and prepared.spec.model.kind == "python":  # nobody knew it at submit
-                await jobs.set_values(tx, job.id, plan=prepared.plan.model_dump(mode="json"))
         return True
 
     async def _tell_fallback(self, tx: Tx, prepared: Prepared, attempt: int) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.controller.snapshot import AttemptFacts, JobFacts, Policy, RankFacts
 from server.models import Attempt, ReportSeq
-from server.rows import attempts, checkpoints, jobs
+from server.rows import attempts, checkpoints, jobs, plans
 from server.rows.attempts import RankRecord
 from server.settings import Settings
 from server.states import ACTIVE
@@ -25,6 +25,7 @@ class Loaded:
     attempts: tuple[AttemptFacts, ...]
     ranks: dict[str, list[RankRecord]]  # by attempt id
     released: frozenset[str] = frozenset()  # attempts of ours that have ended, among those that were asked about
+    plans_wanted: bool = False
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -41,12 +42,21 @@ async def load(connection: AsyncConnection, seen: Collection[str] = ()) -> Loade
     known = {record.id for record in records}
     ending = {a.job_id for a in living if a.reason is not None}
     facts = [await job_facts(connection, record) if record.id in ending else _job_facts(record) for record in records]
+    unplanned = await plans.unplanned(connection)
+    needing = {record.id for record in records if record.id in unplanned and _takes_stage_from_plan(record)}
+    facts = [replace(each, needs_plan=each.id in needing) for each in facts]
     return Loaded(
         tuple(facts),
         tuple(attempt_facts(a, ranks[a.id], closed) for a in living if a.job_id in known),
         ranks,
         await _released(connection, set(seen) - ranks.keys()),
+        bool(unplanned),
     )
+
+
+def _takes_stage_from_plan(job: jobs.JobRecord) -> bool:
+    """Ours are planned at the launch, for the slots that they get; a user's model takes too long to build."""
+    return bool(job.spec["zero"]["stage"] == "auto" and job.spec["model"]["kind"] == "python")
 
 
 async def _released(connection: AsyncConnection, attempt_ids: Collection[str]) -> frozenset[str]:

@@ -18,11 +18,11 @@ from server.controller.applying import Applier
 from server.controller.cluster import AttemptState, Cluster, ClusterState, ClusterUnavailable, Node
 from server.controller.launcher import Launcher
 from server.controller.leader import Leadership, LeaseLost
+from server.controller.plan_maker import PlanMaker
 from server.controller.ray_head import HeadFailed
 from server.controller.scheduler import plan
 from server.controller.scrubber import Scrubber
 from server.controller.snapshot import Snapshot
-from server.controller.stage import Resolve
 from server.controller.storekeeper import Storekeeper
 from server.db import Database, utc_now
 from server.lifespan import resume_stopped
@@ -64,7 +64,6 @@ class Reconciler:
         *,
         holder: str,
         report_url: str,
-        resolve: Resolve,
         open_store: OpenStore,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -77,10 +76,11 @@ class Reconciler:
         self._storekeeper = Storekeeper(database, settings, self.leadership, open_store)
         self._scrubber = Scrubber(database, settings, self.leadership, open_store)
         self._scrub: asyncio.Task[None] | None = None  # apart from `_busy`: a look never waits for it
+        self._plan_maker = PlanMaker(database, settings, self.leadership)  # nor for what this builds
         self._applier = Applier(
             cluster,
             self.leadership,
-            Launcher(database, cluster, settings, self.leadership, self._storekeeper, resolve),
+            Launcher(database, cluster, settings, self.leadership, self._storekeeper),
             self._storekeeper,
             policy=self._policy,
             report_url=report_url,
@@ -109,6 +109,7 @@ class Reconciler:
                 log.exception("controller.tick_failed")
             await self._pause(stop)
         self._scrubber.stop()
+        await self._plan_maker.stop()
         await self.settle()
 
     async def _pause(self, stop: asyncio.Event) -> None:
@@ -123,6 +124,7 @@ class Reconciler:
         running = self._applier.running
         await asyncio.gather(*self._busy.values(), return_exceptions=True)
         await asyncio.gather(*([self._scrub] if self._scrub else []), return_exceptions=True)
+        await asyncio.gather(*self._plan_maker.making.values(), return_exceptions=True)
         await asyncio.gather(*running.launching.values(), *running.deleting.values(), return_exceptions=True)
 
     async def tick(self) -> bool:
@@ -139,6 +141,8 @@ class Reconciler:
         if self._unsettled or snapshot.attempts or self._memory.marked or not self._memory.surveyed:
             self._memory.marked = False
             self._begin("store", self._keep_store())
+        if loaded.plans_wanted and not self.draining:
+            await self._plan_maker.begin()
         if self._scrubber.is_due and (self._scrub is None or self._scrub.done()):
             self._scrub = asyncio.create_task(self._read_back(), name="scrub")
         if self._busy:

@@ -113,6 +113,8 @@ def _obstacle(job: JobFacts, pool: Pool, used: int, quota: int, now: datetime) -
         return "quota", {"ranks": job.ranks, "quota": quota, "used": used}
     if job.not_before is not None and now < job.not_before:
         return "backoff", {"until": job.not_before.strftime("%H:%M:%S UTC"), "message": _why_again(job)}
+    if job.needs_plan:
+        return "being_planned", {}
     if pool.held_by is not None:
         return "reserved", {"ranks": job.ranks, "device": pool.device}  # nothing that changes while it waits
     if quota and used + job.ranks > quota:

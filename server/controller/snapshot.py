@@ -31,6 +31,7 @@ class JobFacts:
     reason: str | None = None
     reason_data: dict[str, object] = field(default_factory=dict)
     not_before: datetime | None = None  # back-off
+    needs_plan: bool = False  # its stage is taken from a plan that is being made
     desired_at: datetime | None = None
     user_failures: int = 0  # since the last progress
     infrastructure_failures: int = 0

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Literal, cast
 
 from server.controller.actions import Start
-from workers import built_plan
-from workers.built_plan import Resolved
-from workers.calibrations import known_calibration
-from workers.planner import Where
+from server.views import PlanView
+from workers.built_plan import STAGE_OF_UNKNOWN_MODEL, at_stage
+from workers.planner import NeedsModel, Where, plan_spec
 from workers.spec import JobSpec
 
-Resolve = Callable[[JobSpec, Start], Resolved]  # the spec with a stage; raises what makes it impossible to run
 
-
-def resolve_stage(data_dir: Path, spec: JobSpec, start: Start) -> Resolved:
+def resolve_stage(spec: JobSpec, start: Start, made: PlanView | None) -> JobSpec:
     """The spec with its stage as a number: least traffic that fits, then least bytes. Raises as the planner does.
 
-    A user's model is built, without memory, in a process of its own first (a few seconds); its plan predicts a step
-    where `data_dir` has a calibration of these slots.
+    `made`: the plan that the job has; a user's model without one gets a stage that never sends more than another, and
+    its ranks will say what is wrong with it.
     """
+    if spec.zero.stage != "auto":
+        return spec
     device = cast(Literal["cpu", "cuda"], start.device)
-    known = known_calibration(data_dir, device, spec.resources.threads_per_rank)
-    where = Where(
-        device=device,
-        device_memory_bytes=start.slot_memory_bytes,
-        one_node=start.one_node,
-        rates=known.rates,
-        rates_note=known.note,
-    )
-    return built_plan.resolve_stage(spec, where)
+    where = Where(device=device, device_memory_bytes=start.slot_memory_bytes, one_node=start.one_node)
+    try:
+        return at_stage(spec, plan_spec(spec, where).advised_stage)
+    except NeedsModel:
+        return at_stage(spec, STAGE_OF_UNKNOWN_MODEL if made is None else made.advised_stage)

@@ -31,7 +31,7 @@ class Job(Base):
     stage: Mapped[int | None]  # None: auto, not yet decided
     steps: Mapped[int]
     priority: Mapped[int]
-    plan: Mapped[dict[str, Any] | None] = mapped_column(Json)  # PlanView at submit
+    plan: Mapped[dict[str, Any] | None] = mapped_column(Json)  # PlanView of `spec`; None: none yet, see PlanRequest
     cloned_from: Mapped[str | None] = mapped_column(Uuid, index=True)
     forked_from: Mapped[str | None] = mapped_column(Uuid, index=True)  # checkpoint of another job; None: from step 0
     fork_step: Mapped[int | None]  # step of that checkpoint
@@ -122,14 +122,15 @@ class IdempotencyKey(Base):
 
 
 class PlanRequest(Base):
-    """A plan of a user's model, made in a rank process."""
+    """A plan that the controller makes in the background: of a job, or of a spec that somebody asks about."""
 
     __tablename__ = "plan_requests"
 
     id: Mapped[str] = mapped_column(Uuid, primary_key=True)
+    job_id: Mapped[str | None] = mapped_column(Uuid, ForeignKey("jobs.id", ondelete="CASCADE"), unique=True)
     owner: Mapped[str]
     spec: Mapped[dict[str, Any]] = mapped_column(Json)
-    status: Mapped[str]  # pending, done, failed
+    status: Mapped[str] = mapped_column(index=True)  # pending, done, failed
     result: Mapped[dict[str, Any] | None] = mapped_column(Json)
     error: Mapped[str | None]
     created_at: Mapped[datetime]

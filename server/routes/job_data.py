@@ -244,7 +244,7 @@ async def get_lineage(job_id: JobKey, who: Viewer, database: Db) -> LineageView:
 
 @router.get("/plan", operation_id="getJobPlan")
 async def get_plan(job_id: JobKey, who: Viewer, database: Db, attempt: AttemptNumber = None) -> JobPlanView:
-    """The plan made at submit, and the engine's own of an attempt."""
+    """The plan made before the launch, or how far it is, and the engine's own of an attempt."""
     async with database.read() as connection:
         found = await plans.of_job(connection, job_id, attempt)
     return _existing(found, job_id)

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.db import Tx
 from server.errors import ApiError, not_found
-from server.rows import checkpoints, events, jobs, needs
+from server.rows import checkpoints, events, jobs, needs, plans
 from server.rows.checkpoints import USABLE
 from server.rows.jobs import JobRecord
 from server.rows.users import Principal
@@ -91,7 +91,7 @@ async def resume(tx: Tx, job: JobRecord, who: Principal, request: ResumeRequest,
         raise impossible(Action.RESUME, job, f"The job is {job.status} already; stop it before it goes on otherwise.")
     if decision.verdict == "apply":
         await _check_start(tx, job, spec, request.checkpoint)
-    values = {
+    values: dict[str, Any] = {
         "spec": spec.model_dump(mode="json"),
         "ranks": spec.resources.ranks,
         "stage": spec.zero.stage if isinstance(spec.zero.stage, int) else None,
@@ -102,7 +102,10 @@ async def resume(tx: Tx, job: JobRecord, who: Principal, request: ResumeRequest,
         "infrastructure_failures": 0,
         "progress_step": 0,
     }
-    return await act(tx, Action.RESUME, job, who, values=values)
+    outcome = await act(tx, Action.RESUME, job, who, values=values)
+    if outcome.changed:
+        await plans.renew(tx, job.owner, job.id, job.spec, values["spec"])
+    return outcome
 
 
 def resumed_spec(job: JobRecord, request: ResumeRequest, max_ranks: int) -> JobSpec:

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from server.db import Tx
 from server.job_card import JobCard, Origin
 from server.models import Job, JobTag
-from server.rows import checkpoints, events
+from server.rows import checkpoints, events, plans
 from server.states import Desired, Status
 from workers.spec import JobSpec
 
@@ -42,12 +42,14 @@ class NewJob:
 
 
 async def create(tx: Tx, new: NewJob) -> None:
-    """Insert a queued job with its event."""
+    """Insert a queued job with its event; a plan that takes time is asked for."""
     spec = new.spec
     start = {"step": new.fork.step if new.fork else 0, "created_at": tx.now}
     waiting = {"status": Status.QUEUED, "desired": Desired.RUN, "reason": "submitted"}
     await tx.execute(insert(Job).values(**_columns(new), **waiting, **start, updated_at=tx.now, queued_at=tx.now))
     await set_tags(tx, new.id, spec.tags)
+    if new.plan is None:
+        await plans.request(tx, new.owner, spec.model_dump(mode="json"), new.id)
     await events.append(
         tx,
         new.id,

@@ -76,6 +76,7 @@ def unblock(reason: str | None, ranks: int, slots: SlotTotals) -> str:
         "reserved": "The job ahead of it starts or leaves the queue.",
         "quota": "Other jobs under this quota end.",
         "backoff": "The time of the next try comes; a resume tries at once.",
+        "being_planned": "The plan is made, or cannot be; a spec that names its stage does not wait for it.",
         "cluster_unavailable": "The cluster answers again.",
         "preempted": "The job that needed the slots ends.",
     }

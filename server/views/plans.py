@@ -60,20 +60,27 @@ class PlanView(View):
     stages: list[StagePlan]
 
 
+PlanStatus = Literal["pending", "done", "failed"]  # being made, made, cannot be made
+
+
 class PendingPlan(View):
-    """A user's model is planned in a rank process: fetch the result later."""
+    """A user's model is built in a process of its own to be planned: fetch the result later."""
 
     id: str
-    status: Literal["pending", "done", "failed"]
+    status: PlanStatus
     href: str
     plan: PlanView | None = None
     error: str | None = None
 
 
 class JobPlanView(View):
-    """The plan of a job: predicted at submit, and as the engine of the newest attempt computed it."""
+    """The plan of a job: predicted before launch, and as the engine of the newest attempt computed it."""
 
     job_id: str
+    status: PlanStatus | None = Field(
+        description="pending: a user's model is being built to be planned; failed: it cannot be; null: nobody asked yet"
+    )
+    failure: str | None = Field(default=None, description="why no plan can be made")
     predicted: PlanView | None
     attempt: int | None
     memory: list[dict[str, int]] = Field(description="index: rank; bytes by category, from the engine")
@@ -81,6 +88,6 @@ class JobPlanView(View):
     stage: int | None
     chunk: int
     parameters: int | None
-    predicted_seconds: float | None = Field(default=None, description="a step at the attempt's stage, at submit")
+    predicted_seconds: float | None = Field(default=None, description="a step at the attempt's stage")
     measured_seconds: float | None = Field(default=None, description="median of the attempt's newest steps")
     error: float | None = Field(default=None, description="predicted / measured - 1")

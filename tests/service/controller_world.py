@@ -17,7 +17,6 @@ from server.controller.cluster import Node
 from server.controller.fake_cluster import FakeCluster, cpu_node
 from server.controller.fake_ranks import Fault, Gang
 from server.controller.reconciler import Reconciler
-from server.controller.stage import resolve_stage
 from server.db import Database
 from server.errors import ApiError
 from server.ids import new_id
@@ -222,7 +221,6 @@ def new_controller(database: Database, cluster: FakeCluster, settings: Settings,
         settings,
         holder="controller",
         report_url="http://server/v1/reports",
-        resolve=functools.partial(resolve_stage, settings.data_dir),
         open_store=LocalStore,
         clock=clock,
     )

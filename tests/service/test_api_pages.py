@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from server import openapi, views
 from server.app import create_app
 from server.controller.cluster import Node
+from server.controller.leader import Leadership
+from server.controller.plan_maker import PlanMaker
 from server.examples import EXAMPLES
-from server.routes import plans as plan_routes
+from server.models import PlanRequest
 from server.routes.actions import BulkCancel
 from server.routes.forks import CloneRequest, ForkRequest, PreflightRequest
 from server.routes.jobs import JobPatch
 from server.routes.session import LoginBody, NewToken, TokenView
-from server.rows import nodes
+from server.rows import nodes, plans
 from server.states import Action, Status
 from server.views import AttemptView, CheckpointView, EventView, PlanView
 from tests.service.conftest import SPEC, Api
@@ -242,39 +245,9 @@ async def test_a_plan_is_for_the_smallest_device_at_hand(api: Api) -> None:
     assert plan["device_memory_bytes"] == 1000 and not plan["fits"]
 
 
-async def test_a_users_model_is_planned_in_a_process_of_its_own(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """202 and a place to look; then the plan, or the complaint of their code."""
-    folder = api.settings.roots[0] / "code"
-    folder.mkdir()
-    (folder / "mine.py").write_text("def build(): pass\n")
-    spec = {**SPEC, "model": {"kind": "python", "entry": "mine:build", "path": str(folder)}}
-    ready = (await api.admin.post("/v1/plans", json=SPEC)).json()
-    outcomes: list[tuple[int, bytes, str]] = [
-        (0, json.dumps([ready]).encode(), ""),
-        (1, b"", "Traceback: build() returned None"),
-    ]
-
-    async def run(command: list[str], question: bytes) -> tuple[int, bytes, str]:
-        assert json.loads(question)["spec"]["model"]["entry"] == "mine:build"
-        return outcomes.pop(0)
-
-    monkeypatch.setattr(plan_routes, "_run", run)
-    results: list[dict[str, Any]] = []
-    for _ in range(2):
-        asked = await api.admin.post("/v1/plans", json=spec)
-        assert asked.status_code == 202, asked.text
-        while (found := (await api.admin.get(asked.headers["location"])).json())["status"] == "pending":
-            await asyncio.sleep(0)
-        results.append(found)
-    assert (results[0]["status"], results[0]["plan"]) == ("done", ready)
-    assert (results[1]["status"], results[1]["error"]) == ("failed", "Traceback: build() returned None")
-    submitted = await api.admin.post("/v1/jobs", json=spec)
-    assert submitted.status_code == 201 and submitted.json()["stage"] is None
-
-
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_the_plan_of_a_users_model_comes_from_the_model_itself(api: Api) -> None:
-    """Built for real by `workers.model_plan`: its parameters at every stage, or the user's own traceback."""
+    """202 and a place to look. Built for real: its parameters at every stage, or the user's own traceback."""
     folder = api.settings.roots[0] / "code"
     folder.mkdir()
     lines = ["from torch import nn", "def build(width):", "    print('noise')", "    return nn.Linear(64, width)"]
@@ -283,9 +256,13 @@ async def test_the_plan_of_a_users_model_comes_from_the_model_itself(api: Api) -
     for entry in ("mine:build", "mine:broken"):
         model = {"kind": "python", "entry": entry, "path": str(folder), "kwargs": {"width": 10}}
         asked = await api.admin.post("/v1/plans", json={**SPEC, "model": model})
-        assert asked.status_code == 202, asked.text
+        assert (asked.status_code, asked.json()["status"]) == (202, "pending"), asked.text
         places.append(asked.headers["location"])
-    await asyncio.gather(*plan_routes._running)
+    leadership = Leadership(api.database, "controller", 60.0)
+    assert await leadership.acquire()
+    maker = PlanMaker(api.database, api.settings, leadership)
+    await maker.begin()
+    await asyncio.gather(*maker.making.values())
     good, bad = [(await api.admin.get(place)).json() for place in places]
     assert good["status"] == "done", good
     plan = good["plan"]
@@ -295,8 +272,19 @@ async def test_the_plan_of_a_users_model_comes_from_the_model_itself(api: Api) -
     assert bad["status"] == "failed" and "ValueError: no such width" in bad["error"] and "broken" in bad["error"]
 
 
-async def test_a_builder_that_never_ends_is_killed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its children, and the answer says how long it was waited for."""
-    monkeypatch.setattr(plan_routes, "BUILD_SECONDS", 0.2)
-    code, _, complaint = await plan_routes._run(["sh", "-c", "sleep 60 & wait"], b"")
-    assert code == -1 and "not built within" in complaint
+async def test_a_submit_does_not_wait_for_a_model_to_be_built(api: Api) -> None:
+    """The job is there, its plan is being made; a plan that somebody only asked about goes after a day."""
+    folder = api.settings.roots[0] / "code"
+    folder.mkdir()
+    (folder / "mine.py").write_text("def build(): ...\n")
+    spec = {**SPEC, "model": {"kind": "python", "entry": "mine:build", "path": str(folder)}}
+    asked = await api.admin.post("/v1/plans", json=spec)
+    submitted = await api.admin.post("/v1/jobs", json=spec)
+    assert submitted.status_code == 201 and submitted.json()["stage"] is None
+    plan = (await api.admin.get(f"/v1/jobs/{submitted.json()['id']}/plan")).json()
+    assert (plan["status"], plan["predicted"], plan["failure"]) == ("pending", None, None)
+    async with api.database.write() as tx:
+        await tx.execute(update(PlanRequest).values(created_at=tx.now - plans.KEPT * 2))
+    await api.admin.post("/v1/plans", json=spec)
+    assert (await api.admin.get(asked.headers["location"])).status_code == 404
+    assert (await api.admin.get(f"/v1/jobs/{submitted.json()['id']}/plan")).json()["status"] == "pending"

@@ -17,14 +17,12 @@ from server.controller import applying
 from server.controller.actions import Start
 from server.controller.cluster import LaunchFailed, NoCapacity
 from server.models import Attempt, Job, PointTail, ReportSeq, Series
-from server.rows import attempts, checkpoints, jobs, plans, series
+from server.rows import attempts, checkpoints, jobs, series
 from server.states import Action, AttemptStatus, Desired, Status
 from tests.service.controller_world import BOTH, Fault, World, in_world
 from tests.service.counted_statements import counted_statements
 from tests.service.reports_by_hand import checkpoint
-from workers import built_plan
 from workers.contract import SPOOL_FILE, AttemptId, CheckpointRecord, EventRecord, JobId
-from workers.planner import Where, plan_spec
 from workers.spool_sender import JOURNAL_FILE
 
 
@@ -40,20 +38,6 @@ async def test_a_job_runs_to_its_last_step_and_leaves_nothing(world: World) -> N
     assert [c.step for c in await world.checkpoints(job)] == [25, 20]
     assert world.free_slots() == 4
     assert (await world.attempt(job)).status is AttemptStatus.RELEASED
-
-
-@in_world()
-async def test_a_users_model_is_planned_before_its_first_attempt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knew it at submit: the plan that its automatic stage came from is the job's from then on."""
-    known = await world.submit("known")
-    plan = plan_spec((await world.job(known)).job_spec(), Where())
-    monkeypatch.setattr(built_plan, "COMMAND", ("/bin/echo", f"[{plan.model_dump_json()}]"))
-    job = await world.submit(model={"kind": "python", "entry": "mine:build", "path": "/nowhere"})
-    await world.until_status(job, Status.RUNNING)
-    async with world.database.read() as connection:
-        found = await plans.of_job(connection, job, None)
-    assert found is not None and found.predicted is not None and found.predicted.advice == plan.advice
-    assert (await world.attempt(job)).stage == plan.advised_stage
 
 
 @in_world()

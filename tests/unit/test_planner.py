@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,11 +13,12 @@ import pytest
 
 from server.controller.actions import Start
 from server.controller.stage import resolve_stage as resolve_for_slot
+from server.views import PlanView
 from workers import built_plan
-from workers.built_plan import resolve_stage
-from workers.calibrations import calibration_file, this_machine
+from workers.built_plan import plans_of_built, resolve_stage
+from workers.calibrations import calibration_file, known_calibration, this_machine
 from workers.contract import JobId
-from workers.planner import NeedsModel, SpecPlan, Where, plan_columns, plan_spec
+from workers.planner import NeedsModel, Where, plan_columns, plan_spec
 from workers.spec import JobSpec, load_spec
 from workers.step_time import Calibration
 
@@ -107,21 +109,12 @@ def test_resolving_a_stage_gives_the_advised_one() -> None:
 USERS_OWN = """
 from torch import nn
 def build(width):
-    print("built")
     return nn.Sequential(nn.Embedding(256, width), nn.LayerNorm(width), *(nn.Linear(width, width) for _ in range(3)))
-def broken():
-    raise ValueError("the user's own words")
 """
 
 
-def ask(spec: JobSpec) -> subprocess.CompletedProcess[str]:
-    question = {"spec": spec.model_dump(mode="json"), "ranks": [1, 2], "where": {}}
-    command = [sys.executable, "-m", "workers.model_plan"]
-    return subprocess.run(command, input=json.dumps(question), capture_output=True, text=True)
-
-
 def test_a_users_model_is_planned_by_building_it_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Property: the plan equals that of an engine around the same module; prints and errors stay off the answer."""
+    """Property: the plan equals that of an engine around the same module."""
     from workers.build import optimizer_of
     from workers.model_plan import parameters_in, user_model
     from workers.planner import engine_config
@@ -133,9 +126,8 @@ def test_a_users_model_is_planned_by_building_it_elsewhere(tmp_path: Path, monke
     wanted = load_spec(
         f"name: x\nmodel: {model}\ndata: {{kind: text}}\ntrain: {{steps: 3}}\n".replace("ENTRY", "build")
     )
-    said = ask(wanted)
-    plans = [SpecPlan.model_validate(each) for each in json.loads(said.stdout)]
-    assert said.returncode == 0 and "built" in said.stderr and [plan.ranks for plan in plans] == [1, 2]
+    plans = asyncio.run(plans_of_built(wanted, [1, 2], Where()))
+    assert [plan.ranks for plan in plans] == [1, 2]
     assert sum(each.numel for each in parameters_in(user_model(wanted), wanted)) == plans[0].parameters
     assert plans[0].activation_source.startswith("one forward and backward") and plans[0].activation_bytes
     assert plans[0].flops == 4 * 256 * 3 * (3 * 2 * 24 * 24)  # samples, context, layers, three products of each
@@ -147,8 +139,6 @@ def test_a_users_model_is_planned_by_building_it_elsewhere(tmp_path: Path, monke
         )
         assert dict(engine.plan.memory[0]) == plans[0].stages[stage].memory
         engine.close()
-    broken = ask(load_spec(wanted.model_dump_json().replace("users_own_plan:build", "users_own_plan:broken")))
-    assert broken.returncode == 1 and "broken() got an unexpected" in broken.stderr and broken.stdout == ""
 
 
 def test_a_users_model_gets_the_stage_that_fits_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,15 +158,22 @@ def test_a_users_model_gets_the_stage_that_fits_its_device(tmp_path: Path, monke
     least = min(roomy.stages, key=lambda each: each.total_bytes)
     assert least.stage == 3 != roomy.advised_stage and roomy.activation_bytes is not None
     memory = int((least.total_bytes + roomy.activation_bytes) / 0.9) + 1
-    start, here = Start(JobId("j"), "cpu", slot_memory_bytes=memory), this_machine("cpu")
+    here = this_machine("cpu")
     kept = calibration_file(tmp_path, here)
     kept.parent.mkdir()
     kept.write_text(json.dumps({**asdict(here), **dict.fromkeys(RATES, 1e9), "day": "2026-11-30"}))
-    tight = resolve_for_slot(tmp_path, wanted, start)
+    known = known_calibration(tmp_path, "cpu", wanted.resources.threads_per_rank)
+    small = Where(device_memory_bytes=memory, rates=known.rates, rates_note=known.note)
+    tight = resolve_stage(wanted, small)
     assert tight.spec.zero.stage == 3 and tight.plan is not None and tight.why == tight.plan.advice
     assert tight.plan.stages[3].step_seconds and "Calibrated on 2026-11-30" in (tight.plan.step_basis or "")
+    start, made = Start(JobId("j"), "cpu"), PlanView.model_validate(tight.plan.model_dump())
+    assert (resolve_for_slot(wanted, start, made).zero.stage, resolve_for_slot(wanted, start, None).zero.stage) == (
+        3,
+        1,
+    )
     monkeypatch.setattr(built_plan, "COMMAND", ("/bin/false",))
-    unknown = resolve_for_slot(tmp_path, wanted, start)
+    unknown = resolve_stage(wanted, Where())
     assert unknown.spec.zero.stage == 1 and unknown.why is not None and "could not be planned" in unknown.why
 
 

@@ -24,6 +24,7 @@ export type PreflightWish = Partial<Schemas["PreflightRequest"]>;
 export type Orphans = Schemas["OrphansView"];
 export type JobEvent = Schemas["EventView"];
 export type Plan = Schemas["PlanView"];
+export type JobPlan = Schemas["JobPlanView"];
 export type StagePlan = Schemas["StagePlan"];
 export type Node = Schemas["NodeView"];
 export type QueueItem = Schemas["QueueItem"];

@@ -550,7 +550,7 @@ export interface paths {
         };
         /**
          * Get job plan
-         * @description The plan made at submit, and the engine's own of an attempt.
+         * @description The plan made before the launch, or how far it is, and the engine's own of an attempt.
          */
         get: operations["getJobPlan"];
         put?: never;
@@ -2004,11 +2004,12 @@ export interface components {
         };
         /**
          * JobPlanView
-         * @description The plan of a job: predicted at submit, and as the engine of the newest attempt computed it.
+         * @description The plan of a job: predicted before launch, and as the engine of the newest attempt computed it.
          * @example {
          *       "attempt": 1,
          *       "chunk": 2,
          *       "error": -0.167,
+         *       "failure": null,
          *       "job_id": "01930f3e-7d2a-7c41-9a55-0c6e5f0b2a10",
          *       "measured_seconds": 0.42,
          *       "memory": [
@@ -2075,6 +2076,7 @@ export interface components {
          *       },
          *       "predicted_seconds": 0.35,
          *       "stage": 2,
+         *       "status": "done",
          *       "traffic": [
          *         {
          *           "all_gather/parameters": 10500000,
@@ -2097,6 +2099,11 @@ export interface components {
              * @description predicted / measured - 1
              */
             error?: number | null;
+            /**
+             * Failure
+             * @description why no plan can be made
+             */
+            failure?: string | null;
             /** Job Id */
             job_id: string;
             /**
@@ -2116,11 +2123,16 @@ export interface components {
             predicted: components["schemas"]["PlanView"] | null;
             /**
              * Predicted Seconds
-             * @description a step at the attempt's stage, at submit
+             * @description a step at the attempt's stage
              */
             predicted_seconds?: number | null;
             /** Stage */
             stage: number | null;
+            /**
+             * Status
+             * @description pending: a user's model is being built to be planned; failed: it cannot be; null: nobody asked yet
+             */
+            status: ("pending" | "done" | "failed") | null;
             /**
              * Traffic
              * @description index: rank; bytes by purpose, from the engine
@@ -3414,7 +3426,7 @@ export interface components {
         };
         /**
          * PendingPlan
-         * @description A user's model is planned in a rank process: fetch the result later.
+         * @description A user's model is built in a process of its own to be planned: fetch the result later.
          * @example {
          *       "error": null,
          *       "href": "/v1/plans/01930f3e-8b10-7f02-8d3e-5a1f7c9b4e21",

@@ -17,15 +17,19 @@ export default function Memory({ job }: { job: Job }) {
   const ledger = useQuery(ledgerQuery(job.id));
   if (memory.isPending) return <div className="panel"><Bones rows={6} label="Reading the memory samples" /></div>;
   if (!memory.data) return <Notice tone="bad" onRetry={() => void memory.refetch()}>{messageOf(memory.error)}</Notice>;
+  const atPeak = peaks(memory.data);
+  const measured = atPeak.length > 0 && ledger.data && ledger.data.ranks.length > 0
+    ? { held: Math.max(...atPeak.map(engineTotal)), sent: Math.max(...ledger.data.ranks.map((rank) => rank.measured_bytes)) }
+    : null;
   return (
     <>
-      {memory.data.samples.length === 0 && memory.data.phases.length === 0 ? (
-        <div className="panel empty"><h2>Nothing measured yet</h2><p>Each rank sends its bytes by category with the first optimizer step. The plan stands on the page of a new job before anything starts.</p></div>
+      {atPeak.length === 0 ? (
+        <div className="panel empty"><h2>Nothing measured yet</h2><p>Each rank sends its bytes by category with the first optimizer step.</p></div>
       ) : (
         <MemoryPanel job={job} view={memory.data} />
       )}
       {ledger.data && ledger.data.ranks.length > 0 && <Traffic ledger={ledger.data} />}
-      <Prediction jobId={job.id} />
+      <Prediction jobId={job.id} measured={measured} />
       {ledger.isError && <Notice tone="bad" onRetry={() => void ledger.refetch()}>{messageOf(ledger.error)}</Notice>}
     </>
   );
