@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
-from zero_engine.store import FileCalls
+from zero_engine.file_calls import FileCalls
 
 
 @dataclass

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import errno
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
+from zero_engine.file_calls import FileCalls
 from zero_engine.pages import large_pages
-
-if TYPE_CHECKING:
-    from zero_engine.store import FileCalls
 
 
 class Appender:

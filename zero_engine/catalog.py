@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from zero_engine.fetcher import Part
 from zero_engine.manifest import CheckpointError, Manifest, NotPublished, Segment, Shard, checksum_of, parse_folder
-from zero_engine.shard import MANIFEST, DamagedBlob, damaged_blocks, read_blob, read_parts, read_range
+from zero_engine.shard import MANIFEST
+from zero_engine.shard_reader import DamagedBlob, damaged_blocks, read_blob, read_parts, read_range
 from zero_engine.store import NotFound, Store
 
 TOMBSTONE = "deleted"

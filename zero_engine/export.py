@@ -18,7 +18,8 @@ from zero_engine.layout import Entry as Place
 from zero_engine.layout import Layout
 from zero_engine.manifest import Blob, CheckpointError, Manifest, Segment, Shard
 from zero_engine.reshard import FROZEN, MASTER
-from zero_engine.shard import BUFFER, Wanted, read_blob, read_blocks
+from zero_engine.shard import BUFFER
+from zero_engine.shard_reader import Wanted, read_blob, read_blocks
 from zero_engine.store import Store
 from zero_engine.tensorfile import ITEM_BYTES, Entry, encode_header
 

@@ -17,12 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from zero_engine.file_calls import FileCalls
 from zero_engine.pages import large_pages
-
-if TYPE_CHECKING:
-    from zero_engine.store import FileCalls
 
 AHEAD_BYTES = 32 * 2**20  # asked of the disk ahead of time where bytes come through the page cache
 DISK_BLOCK = 4096  # bytes: reads past the cache begin and end at multiples of this

@@ -1,4 +1,4 @@
-"""One rank's file of a checkpoint: written from memory with a checksum per block, read back block by block. Torch-free.
+"""One rank's file of a checkpoint, written from memory with a checksum per block (read: `shard_reader.py`). Torch-free.
 
 The order of a save is the whole safety argument: every rank puts its shard, then its record; rank 0 waits for all
 records, then publishes the manifest. Each put is atomic and durable, so whatever is killed, a folder with a manifest is
@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from zero_engine.fetcher import Part
 from zero_engine.manifest import (
-    CHECKSUM_BYTES,
     Blob,
     CheckpointError,
     Json,
@@ -26,7 +24,7 @@ from zero_engine.manifest import (
     decode_sealed,
     encode_sealed,
 )
-from zero_engine.store import NotFound, Store, StoreAway, StoreError
+from zero_engine.store import NotFound, Store, StoreError
 from zero_engine.tensorfile import Entry, encode_header
 
 MANIFEST = "manifest.json"
@@ -34,10 +32,6 @@ BUFFER = "buffer/"  # begins the name of a module buffer in a shard
 PIECE_BYTES = 2**20  # hashed, then written, while it is in the processor's cache
 POLL_SECONDS = 0.02  # between looks for records that are not there yet
 RECORD_FORMAT, RECORD_VERSION = "shardyard-shard", 1
-
-
-class DamagedBlob(CheckpointError):
-    """A named tensor is not as it was written."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +53,6 @@ class NamedSource:
     dtype: str
     shape: tuple[int, ...]
     data: memoryview  # bytes
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Whole blocks of a segment, from its block number `first` on, and where they go."""
-
-    segment: Segment
-    first: int
-    target: memoryview  # bytes
 
 
 @dataclass(frozen=True)
@@ -120,7 +105,7 @@ def write_shard(
         segments = []
         for source, place in zip(sources, places, strict=False):
             checksums = bytearray()
-            for piece in _pieces(source.data, source.block_bytes):
+            for piece in pieces(source.data, source.block_bytes):
                 checksums += block_checksums(piece, source.block_bytes)
                 writer.write(piece)
                 moved()
@@ -137,91 +122,17 @@ def write_shard(
     return Shard(rank, shard_file(rank), end, len(header), checksum_of(header), tuple(segments), tuple(blobs))
 
 
+def pieces(data: memoryview, block_bytes: int, piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
+    """In whole blocks, about so many bytes each."""
+    size = max(block_bytes, piece_bytes // block_bytes * block_bytes)
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
 def block_checksums(data: memoryview, block_bytes: int) -> bytes:
     """CHECKSUM_BYTES per block; `data` holds whole blocks."""
     digest = xxhash.xxh3_64_digest
     return b"".join([digest(data[start : start + block_bytes]) for start in range(0, len(data), block_bytes)])
-
-
-def read_blocks(
-    store: Store,
-    folder: str,
-    shard: Shard,
-    wanted: Sequence[Wanted],
-    filled: Callable[[int], None] = lambda number: None,
-    alone: bool = False,
-) -> None:
-    """Fill every target in one way through the shard's file, every block verified.
-
-    `filled` is told the number of each in `wanted` before the next is touched, which may have the same memory. `alone`:
-    no other rank reads these blocks. Raises CheckpointError that names the file and the first damaged block.
-    """
-    parts, places = list[Part](), list[tuple[int, int, bool]]()
-    for number, each in enumerate(wanted):
-        done, size = 0, each.segment.block_bytes
-        for piece in _pieces(each.target, size, store.read_bytes):
-            parts.append(Part(each.segment.offset + each.first * size + done, piece))
-            done += len(piece)
-            places.append((number, each.first + (done - len(piece)) // size, done == len(each.target)))
-
-    def verify(part: int) -> None:
-        number, first, last = places[part]
-        segment = wanted[number].segment
-        bad = damaged_blocks(parts[part].buffer, segment, first)
-        if bad:
-            raise CheckpointError(
-                f"{shard.file} of {folder}: the checksum of {segment.kind} block {bad[0]} does not match"
-            )
-        if last:
-            filled(number)
-
-    read_parts(store, folder, shard, parts, verify, alone)
-
-
-def damaged_blocks(data: memoryview, segment: Segment, first: int) -> list[int]:
-    """Numbers of the blocks whose checksum differs; `data` holds whole blocks from block `first` of the segment on.
-
-    All checksums are compared at once; blocks are looked at one by one only when they differ.
-    """
-    expected = segment.checksums[first * CHECKSUM_BYTES :][: len(data) // segment.block_bytes * CHECKSUM_BYTES]
-    actual = block_checksums(data, segment.block_bytes)
-    if actual == expected:
-        return []
-    places = range(0, len(actual), CHECKSUM_BYTES)
-    differ = [place for place in places if actual[place:][:CHECKSUM_BYTES] != expected[place:][:CHECKSUM_BYTES]]
-    return [segment.first + first + place // CHECKSUM_BYTES for place in differ]
-
-
-def read_range(store: Store, folder: str, shard: Shard, offset: int, target: memoryview) -> None:
-    """Fill `target` from a shard's file. Raises as `read_parts` does."""
-    if len(target):
-        read_parts(store, folder, shard, [Part(offset, target)])
-
-
-def read_parts(
-    store: Store,
-    folder: str,
-    shard: Shard,
-    parts: Sequence[Part],
-    filled: Callable[[int], None] = lambda number: None,
-    alone: bool = False,
-) -> None:
-    """Parts of a shard's file. A store that is away stays a StoreAway; what else it raises is a CheckpointError."""
-    try:
-        store.read_parts(f"{folder}/{shard.file}", parts, filled, alone)
-    except StoreAway:
-        raise
-    except StoreError as error:
-        raise CheckpointError(f"{shard.file} of {folder} cannot be read: {error}") from error
-
-
-def read_blob(store: Store, folder: str, shard: Shard, blob: Blob) -> bytearray:
-    """The bytes of a named tensor, verified."""
-    data = bytearray(blob.num_bytes)
-    read_range(store, folder, shard, blob.offset, memoryview(data))
-    if checksum_of(memoryview(data)) != blob.checksum:
-        raise DamagedBlob(f"{shard.file} of {folder}: the checksum of {blob.name} does not match")
-    return data
 
 
 def put_record(store: Store, folder: str, record: Record) -> None:
@@ -308,12 +219,6 @@ def _new_records(store: Store, folder: str, missing: Sequence[int], ticket: str)
             raise CheckpointError(f"{folder}: rank {rank} could not save its shard: {said.problem}")
         arrived[rank] = said
     return arrived
-
-
-def _pieces(data: memoryview, block_bytes: int, piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
-    size = max(block_bytes, piece_bytes // block_bytes * block_bytes)
-    for start in range(0, len(data), size):
-        yield data[start : start + size]
 
 
 def _name(source: Source) -> str:

@@ -7,9 +7,7 @@ S3 store behind the same protocol is `workers/object_store.py`; both pass tests/
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -21,6 +19,7 @@ from typing import Protocol, Self
 
 from zero_engine.appender import Appender
 from zero_engine.fetcher import Fetcher, Filled, Part
+from zero_engine.file_calls import FileCalls
 
 Bytes = bytes | bytearray | memoryview
 ErrorType = type[BaseException] | None
@@ -117,56 +116,6 @@ class Store(Protocol):
 
     def probe(self) -> None:
         """Begin an object and drop it: raises what would keep a save from being written."""
-
-
-class FileCalls:
-    """The calls to the kernel that a disk answers, one method each, so that a test can die at each or answer itself."""
-
-    write_bytes = 4 * 2**20  # of one write of a large object: pages of 4 KiB; tests take less, to die in the middle
-    read_bytes = 2 * 2**20  # of one read past the page cache: pages of 4 KiB; two make a load's memory
-
-    def open(self, path: Path) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-
-    def write(self, descriptor: int, data: memoryview) -> int:
-        return os.write(descriptor, data)
-
-    def begin_sync(self, descriptor: int, offset: int, count: int) -> None:
-        """Let the disk start on bytes that were written, and do not wait. A hint: only `sync` makes them durable."""
-        if _SYNC_FILE_RANGE is not None:
-            _SYNC_FILE_RANGE(descriptor, offset, count, _SYNC_FILE_RANGE_WRITE)
-
-    def read(self, descriptor: int, view: memoryview, offset: int) -> int:
-        return os.preadv(descriptor, [view], offset)
-
-    def read_cached(self, descriptor: int, view: memoryview, offset: int) -> int:
-        """Some of what the page cache holds. EAGAIN when it holds nothing, EOPNOTSUPP when there is no telling."""
-        if _FROM_CACHE is None:
-            raise OSError(errno.EOPNOTSUPP, "this system reads from its page cache and from a disk alike")
-        return os.preadv(descriptor, [view], offset, _FROM_CACHE)
-
-    def go_direct(self, descriptor: int, direct: bool) -> None:
-        """From now on bytes go past the page cache, or no longer. EINVAL where the file system cannot."""
-        flags, bit = fcntl.fcntl(descriptor, fcntl.F_GETFL), getattr(os, "O_DIRECT", 0)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | bit if direct else flags & ~bit)
-
-    def sync(self, descriptor: int) -> None:
-        os.fsync(descriptor)
-
-    def close(self, descriptor: int) -> None:
-        os.close(descriptor)
-
-    def rename(self, source: Path, target: Path) -> None:
-        os.rename(source, target)
-
-    def unlink(self, path: Path) -> None:
-        os.unlink(path)
-
-    def make_folder(self, path: Path) -> None:
-        os.mkdir(path)
-
-    def remove_folder(self, path: Path) -> None:
-        os.rmdir(path)
 
 
 class LocalStore:
@@ -330,13 +279,6 @@ _ERRORS: dict[int, type[StoreError]] = {
     errno.EACCES: StoreDenied,
     errno.EPERM: StoreDenied,
 }
-
-
-_FROM_CACHE: int | None = getattr(os, "RWF_NOWAIT", None)
-_SYNC_FILE_RANGE_WRITE = 2
-_SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux; the standard library has no name for it
-if _SYNC_FILE_RANGE is not None:
-    _SYNC_FILE_RANGE.argtypes = [ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint]
 
 
 @lru_cache(1024)

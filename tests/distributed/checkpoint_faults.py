@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tests.counted_calls import CountedCalls
 from zero_engine.fetcher import Filled, Part
-from zero_engine.store import FileCalls, LocalStore, StoreAway, Writer
+from zero_engine.file_calls import FileCalls
+from zero_engine.store import LocalStore, StoreAway, Writer
 
 
 @dataclass

@@ -19,11 +19,12 @@ from tests.distributed.rank_pool import Pool, Rank
 from zero_engine import AdamW, Engine, ZeroConfig
 from zero_engine.catalog import list_checkpoints, verify
 from zero_engine.checkpoint import NoneUsable, draft_of
+from zero_engine.file_calls import FileCalls
 from zero_engine.manifest import CheckpointError, Progress
 from zero_engine.reshard import MASTER, runs_of
 from zero_engine.shard import Record, Source, publish, put_record, wait_for_records, write_shard
 from zero_engine.state import DTYPES, block_bytes, bytes_of
-from zero_engine.store import FileCalls, LocalStore, StoreAway
+from zero_engine.store import LocalStore, StoreAway
 
 CONFIG = ZeroConfig(stage=2, micro_batches=4, chunk=2)
 

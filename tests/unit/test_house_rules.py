@@ -42,7 +42,7 @@ RAY_ONLY_IN = {"server/controller/ray_cluster.py", "workers/idle_workers.py", "w
 ENGINE_MAY_IMPORT = {"torch", "zero_engine"}
 ENGINE_FILES_MAY_IMPORT = {"safetensors", "xxhash"}  # the checkpoint files
 TORCH_FREE_ENGINE = ("config", "layout", "plan", "reshard", "fold", "manifest", "store", "catalog", "shard", "export")
-TORCH_FREE_ENGINE += ("compare", "tensorfile", "writer", "advice", "appender", "fetcher")
+TORCH_FREE_ENGINE += ("compare", "tensorfile", "writer", "advice", "appender", "fetcher", "file_calls", "shard_reader")
 SLEEPS_ON_PURPOSE = {"tests/distributed/delayed_comm.py"}  # being late is what it is for
 FORBIDDEN_NAMES = re.compile(r"(^|/)_?(utils?|helpers?|common|misc|base|managers?)(\.py|/)")
 

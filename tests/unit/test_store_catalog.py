@@ -22,9 +22,10 @@ from zero_engine.catalog import (
     verify,
 )
 from zero_engine.export import Export, ExportError, bf16_to_fp32, fp32_to_bf16, fp32_to_fp16
+from zero_engine.file_calls import FileCalls
 from zero_engine.manifest import CheckpointError
 from zero_engine.shard import MANIFEST, wait_for_records
-from zero_engine.store import FileCalls, LocalStore
+from zero_engine.store import LocalStore
 from zero_engine.tensorfile import decode_header, header_bytes
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from zero_engine.fetcher import Part
+from zero_engine.file_calls import FileCalls
 from zero_engine.store import (
-    FileCalls,
     LocalStore,
     NotFound,
     StoreDenied,
@@ -231,7 +231,8 @@ def test_a_writer_killed_half_way_leaves_an_unlisted_file_that_can_be_removed(tm
     """kill -9 between write and rename: no object, and delete_unfinished takes the rest away."""
     program = f"""
 import os, signal
-from zero_engine.store import FileCalls, LocalStore
+from zero_engine.file_calls import FileCalls
+from zero_engine.store import LocalStore
 class Dies(FileCalls):
     def rename(self, source, target):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,8 +14,9 @@ import pytest
 from checkpoint_by_hand import ByHand
 
 from zero_engine.catalog import list_checkpoints, verify
+from zero_engine.file_calls import FileCalls
 from zero_engine.shard import Refusal, get_record
-from zero_engine.store import FileCalls, LocalStore, Store
+from zero_engine.store import LocalStore, Store
 from zero_engine.writer import Examined, Order, Outcome, Placed, WriterDied, WriterProcess
 
 TICKET = "t"
