@@ -6,11 +6,10 @@ import csv
 import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -116,19 +115,27 @@ def verify_resume(
     if Path(job).is_file():
         if checkpoints is None:
             raise BadInput("A spec file says nothing about where its checkpoints lie; add --checkpoints DIR.")
-        raise typer.Exit(_run([job, "--checkpoints", checkpoints, *wishes]))
-    with session_with(server, token, data_dir, as_json) as session, tempfile.TemporaryDirectory() as folder:
-        asked = _of_job(session, session.job(job), checkpoints or session.client.get("/v1/store")["url"], folder)
-        raise typer.Exit(_run([*asked, *wishes]))
+        _become([job, "--checkpoints", checkpoints, *wishes])
+    with session_with(server, token, data_dir, as_json) as session:
+        asked = _of_job(session, session.job(job), checkpoints or session.client.get("/v1/store")["url"])
+    _become([*asked, *wishes])
 
 
-def _of_job(session: Session, job_id: str, store: str, folder: str) -> list[str]:
+def _of_job(session: Session, job_id: str, store: str) -> list[str]:
     """Spec, store and what was recorded, as arguments."""
-    view = session.client.get(f"/v1/jobs/{job_id}")
-    spec, recorded = Path(folder, "spec.json"), Path(folder, "recorded.json")
-    spec.write_text(json.dumps(view["spec"]))
-    recorded.write_text(json.dumps(_recorded(session, job_id)))
-    return [str(spec), "--checkpoints", f"{store.rstrip('/')}/{job_id}", "--recorded", str(recorded)]
+    spec = _handed_on(session.client.get(f"/v1/jobs/{job_id}")["spec"])
+    recorded = _handed_on(_recorded(session, job_id))
+    return [spec, "--checkpoints", f"{store.rstrip('/')}/{job_id}", "--recorded", recorded]
+
+
+def _handed_on(content: Json) -> str:
+    """JSON in a file without a name, for the program that takes this process's place: nothing stays of it."""
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps(content).encode())
+        descriptor = os.dup(file.fileno())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.set_inheritable(descriptor, True)
+    return f"/dev/fd/{descriptor}"
 
 
 def _recorded(session: Session, job_id: str) -> dict[str, dict[str, float]]:
@@ -142,8 +149,7 @@ def _recorded(session: Session, job_id: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def _run(arguments: list[str]) -> int:
-    """The program that trains: a process with torch in it."""
+def _become(arguments: list[str]) -> NoReturn:
+    """The program that trains, with torch in it: its end, however it comes, is the end of the command."""
     sys.stdout.flush()
-    command = [sys.executable, "-P", "-m", "workers.verify_resume", *arguments]
-    return subprocess.run(command, env=dict(os.environ), check=False).returncode
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "workers.verify_resume", *arguments])

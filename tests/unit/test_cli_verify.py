@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import typer
 
 from server.cli import verify_commands
 from tests.unit.checkpoint_by_hand import ByHand
@@ -75,13 +76,13 @@ def test_a_job_is_run_again_with_what_the_server_recorded(script: Script, monkey
     script.answers[f"GET /v1/jobs/{JOB}/metrics"] = Answer(text.encode(), content_type="text/csv")
     seen: dict[str, Any] = {}
 
-    def run(arguments: list[str]) -> int:
+    def become(arguments: list[str]) -> NoReturn:
         seen["spec"] = json.loads(Path(arguments[0]).read_text())
         seen["recorded"] = json.loads(Path(arguments[4]).read_text())
         seen["rest"] = [arguments[2], *arguments[5:]]
-        return 1
+        raise typer.Exit(1)
 
-    monkeypatch.setattr(verify_commands, "_run", run)
+    monkeypatch.setattr(verify_commands, "_become", become)
     script.answers["GET /v1/store"] = Answer({"url": "s3://of/server"})
     assert shardyard(script, "verify-resume", JOB).returncode == 1
     assert seen["rest"][0] == f"s3://of/server/{JOB}"
