@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -13,10 +11,10 @@ from zero_engine.fold import Round
 from zero_engine.plan import Blueprint
 from zero_engine.reduce import Reducer
 from zero_engine.slices import BucketViews
-from zero_engine.strategy import Setting, Task
+from zero_engine.strategy import AtRest, Setting, Task
 
 
-class BulkSynchronizer:
+class BulkSynchronizer(AtRest):
     """Folds this rank's micro-batches of a round into one buffer, then exchanges all buckets of it.
 
     A leaf is copied when it is the first of its chunk and added afterwards; nothing is ever added to zeros. Where bytes
@@ -125,16 +123,6 @@ class BulkSynchronizer:
         """Fold the bucket that is on its way."""
         self._fold()
         self._fold = _nothing
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        yield
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert not state, state
 
 
 def offsets_of(blueprint: Blueprint) -> dict[int, int]:

@@ -9,11 +9,9 @@ exchanged and folded by the owners when the unit is done, and given back. Only t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -23,7 +21,7 @@ from zero_engine.errors import UsageError
 from zero_engine.reduce import ShardSums, reducer_of
 from zero_engine.slices import BucketViews
 from zero_engine.stage1 import ShardedStates
-from zero_engine.strategy import GradientSynchronizer, Setting, Task
+from zero_engine.strategy import AtRest, GradientSynchronizer, Setting, Task
 from zero_engine.windows import slot_of
 
 
@@ -45,7 +43,7 @@ class Travelling:
     fold: Sequence[Callable[[], None]]
 
 
-class ShardedGradients(ShardedStates):
+class ShardedGradients(AtRest, ShardedStates):
     """Weights of everything; masters, moments and sums of the owned part; gradients of a unit at a time."""
 
     def make_synchronizer(self) -> GradientSynchronizer:
@@ -128,16 +126,6 @@ class ShardedGradients(ShardedStates):
     def finish(self) -> int:
         touched, self._touched = self._touched, 0
         return touched
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        yield
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert not state, state
 
 
 class BucketPool:

@@ -7,7 +7,7 @@ The engine calls every method at every stage; a stage that has nothing to do at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -153,3 +153,17 @@ class GradientSynchronizer(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over `state_dict`."""
+
+
+class AtRest:
+    """A synchronizer's answers where leaves always stay local until the last backward and nothing outlives a step."""
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        yield
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert not state, state
