@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import UTC, datetime
 
+from server.rows.readings import GONE
 from server.whole_store import WholeStore
 from workers.contract import CheckpointRecord, ShardRecord, eval_loss_of
 from zero_engine import catalog
-from zero_engine.manifest import CheckpointError, Manifest, parse_folder
+from zero_engine.manifest import CheckpointError, Manifest, NotPublished, parse_folder
 from zero_engine.store import Store, StoreAway
 
 
@@ -47,7 +48,9 @@ def is_gone(store: Store, folder: str, whole: WholeStore) -> bool:
 
 
 def verify(store: Store, folder: str, whole: WholeStore) -> catalog.Verification:
-    """Read every byte of a checkpoint and compare. Raises StoreError, also when nothing of the job is in sight."""
+    """Read every byte of a published checkpoint and compare. Raises StoreError, also when nothing is in sight."""
+    if is_gone(store, folder, whole):
+        return catalog.Verification(folder, (catalog.Damage(GONE),), 0)
     found = catalog.verify(store, folder)
     if not found.ok:
         require(store, whole)
@@ -55,7 +58,9 @@ def verify(store: Store, folder: str, whole: WholeStore) -> catalog.Verification
 
 
 def read_manifest(store: Store, folder: str, whole: WholeStore) -> Manifest:
-    """The manifest of a folder. Raises CheckpointError, and StoreError, also when nothing of the job is in sight."""
+    """The manifest of a published checkpoint. Raises CheckpointError; StoreError, also when nothing is in sight."""
+    if is_gone(store, folder, whole):
+        raise NotPublished(f"{folder}: {GONE}")
     try:
         return catalog.read_manifest(store, folder)
     except CheckpointError:

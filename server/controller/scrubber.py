@@ -19,11 +19,11 @@ from server.controller.leader import Leadership
 from server.db import Database
 from server.rows import readings
 from server.rows.checkpoints import CheckpointRef
-from server.rows.readings import Reading
+from server.rows.readings import GONE, Reading
 from server.settings import Settings
 from server.whole_store import OpenStore, whole_store
 from zero_engine import catalog
-from zero_engine.manifest import CheckpointError, Manifest, Shard
+from zero_engine.manifest import CheckpointError, Manifest, NotPublished, Shard
 from zero_engine.store import Store, StoreError
 
 log = logging.getLogger("shardyard.scrubber")
@@ -82,7 +82,7 @@ class Scrubber:
         try:
             manifest = await asyncio.to_thread(checkpoint_files.read_manifest, store, ref.folder, whole)
         except CheckpointError as error:
-            await self._conclude(ref, Reading((str(error),)))
+            await self._conclude(ref, Reading((GONE if isinstance(error, NotPublished) else str(error),)))
             return
         require = partial(checkpoint_files.require, store, whole)
         problems = [

@@ -6,7 +6,6 @@ goes on behind it. A mark never brings back a checkpoint that retention has take
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -82,7 +81,7 @@ async def conclude(tx: Tx, checkpoint_id: str, reading: Reading, *, actor: str) 
     }
     if (await tx.execute(marked.values(**values))).rowcount != 1:
         return False
-    await _mark_shards(tx, checkpoint_id, reading.bad_ranks)
+    await _mark_shards(tx, checkpoint_id, reading)
     ref = await checkpoints.find(tx.connection, checkpoint_id)
     assert ref is not None, checkpoint_id
     size = "all its" if reading.bytes_read is None else f"{reading.bytes_read:,}"
@@ -104,14 +103,13 @@ async def conclude(tx: Tx, checkpoint_id: str, reading: Reading, *, actor: str) 
 
 async def mark_gone(tx: Tx, checkpoint_id: str, *, actor: str) -> None:
     """Its files are not in the store any more."""
-    if await conclude(tx, checkpoint_id, Reading((GONE,)), actor=actor):
-        shards = update(CheckpointShard).where(CheckpointShard.checkpoint_id == checkpoint_id)
-        await tx.execute(shards.values(status="missing"))
+    await conclude(tx, checkpoint_id, Reading((GONE,)), actor=actor)
 
 
-async def _mark_shards(tx: Tx, checkpoint_id: str, bad: Collection[int]) -> None:
+async def _mark_shards(tx: Tx, checkpoint_id: str, reading: Reading) -> None:
     of_checkpoint = CheckpointShard.checkpoint_id == checkpoint_id
-    await tx.execute(update(CheckpointShard).where(of_checkpoint).values(status="ok", verified_at=tx.now))
-    if bad:
-        marked = update(CheckpointShard).where(of_checkpoint, CheckpointShard.rank.in_(list(bad)))
+    status: ShardStatus = "missing" if reading.problems == (GONE,) else "ok"
+    await tx.execute(update(CheckpointShard).where(of_checkpoint).values(status=status, verified_at=tx.now))
+    if reading.bad_ranks:
+        marked = update(CheckpointShard).where(of_checkpoint, CheckpointShard.rank.in_(list(reading.bad_ranks)))
         await tx.execute(marked.values(status="corrupt"))

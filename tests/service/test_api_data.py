@@ -19,6 +19,7 @@ from server.paging import write_cursor
 from server.points import CHUNK_POINTS, COLUMNS, roll_up
 from server.rows import checkpoints, chunks, jobs, logs, metrics, series
 from server.rows.chunks import Extent
+from server.rows.readings import GONE
 from server.states import Status
 from tests.service.conftest import Api
 from tests.service.reports_by_hand import Rank, checkpoint, log, points, start_attempt
@@ -387,6 +388,22 @@ async def test_verifying_reads_every_byte_and_marks_what_it_finds(api: Api) -> N
     assert events[0]["action"] == "checkpoint.corrupt"
     async with api.database.read() as connection:
         assert await checkpoints.resume_point(connection, job["id"]) is None
+
+
+async def test_verifying_what_was_deleted_by_hand_says_that_it_is_gone(api: Api) -> None:
+    """It was finished once: its shards are missing, not whole, and not `never finished`; files that come back are."""
+    job, made = await _published(api)
+    path = f"/v1/checkpoints/{(await _checkpoint(api, job['id']))['id']}"
+    folder = Path(api.settings.job_store(job["id"]))
+    (folder / "job.json").write_text("{}")  # the store is there
+    kept = (folder / made.folder).rename(folder.with_name("kept"))
+    gone = (await api.admin.post(f"{path}/verify")).json()
+    assert (gone["ok"], gone["problems"], gone["checkpoint"]["status"]) == (False, [GONE], "corrupt")
+    assert [shard["status"] for shard in gone["checkpoint"]["shards"]] == ["missing"] * 2
+    assert gone["checkpoint"]["bad_ranks"] == [0, 1]
+    kept.rename(folder / made.folder)
+    back = (await api.admin.post(f"{path}/verify")).json()
+    assert (back["ok"], [shard["status"] for shard in back["checkpoint"]["shards"]]) == (True, ["ok"] * 2)
 
 
 async def test_an_export_is_one_safetensors_file_of_announced_length(api: Api) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.rows import checkpoints, jobs
+from server.rows.readings import GONE
 from server.states import Status
 from tests.service.conftest import Api
 from tests.service.reports_by_hand import Rank, checkpoint, start_attempt
@@ -225,9 +226,7 @@ async def test_preflights_and_forks_pass_over_a_manifest_that_cannot_be_read_as_
     path = f"/v1/jobs/{job['id']}/preflight"
     found = (await api.admin.post(path, json={})).json()
     assert found["step"] == 10 and sum(found["read_bytes"]) > 0
-    assert [(p["step"], p["why"]) for p in found["passed_over"]] == [
-        (20, f"{newer.folder} has no manifest: it was never finished")
-    ]
+    assert [(p["step"], p["why"]) for p in found["passed_over"]] == [(20, f"{newer.folder}: {GONE}")]
     named = (await _checkpoints(api, job["id"]))[0]
     assert (await _fork(api, job["id"]))["fork_step"] == 10
     for request in ("preflight", "fork"):

@@ -11,13 +11,14 @@ import { Bones, Notice, Panel } from "../ui/pieces";
 import { tell } from "../ui/toasts";
 import { ForkDialog } from "./ForkDialog";
 import { LineagePanel } from "./LineagePanel";
+import { keptText } from "./kept";
 import { ResumeDialog } from "./ResumeDialog";
 import { SaveState } from "./SaveState";
 
 const MARKS: Record<Checkpoint["status"], [string, string]> = {
   verified: ["accent", "every byte was read and its checksum holds"],
   complete: ["", "published; its bytes have not been read back yet"],
-  corrupt: ["bad", "a shard is damaged: it is never offered for a resume"],
+  corrupt: ["bad", "a shard is damaged or gone: it is never offered for a resume"],
   deleted: ["", "removed by retention"],
 };
 
@@ -46,7 +47,7 @@ export function Checkpoints({ job }: { job: Job }) {
   }
   return (
     <>
-      <Panel title="Checkpoints" aside={<Counts existing={existing} taken={taken} removed={removed} onRemoved={setRemoved} />} flush>
+      <Panel title="Checkpoints" aside={<Counts existing={existing} damaged={counts["corrupt"] ?? 0} taken={taken} removed={removed} onRemoved={setRemoved} />} flush>
         <SaveState job={job} />
         <div className="checkpoints">
           {items.map((each) => <Row key={each.id} job={job} checkpoint={each} onResume={() => setResumeFrom(each.id)} onFork={() => setForkAt(each)} />)}
@@ -60,10 +61,10 @@ export function Checkpoints({ job }: { job: Job }) {
   );
 }
 
-function Counts({ existing, taken, removed, onRemoved }: { existing: number; taken: number; removed: boolean; onRemoved: (removed: boolean) => void }) {
+function Counts({ existing, damaged, taken, removed, onRemoved }: { existing: number; damaged: number; taken: number; removed: boolean; onRemoved: (removed: boolean) => void }) {
   return (
     <span className="quiet checkpoint-counts">
-      {formatCount(existing)} kept; each resumes on other ranks or at another stage, with the same bits
+      {keptText(existing, damaged)}
       {taken > 0 && <label><input type="checkbox" checked={removed} onChange={(event) => onRemoved(event.target.checked)} /> {formatCount(taken)} removed</label>}
     </span>
   );
