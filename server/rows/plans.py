@@ -61,8 +61,7 @@ async def of_job(connection: AsyncConnection, job_id: str, attempt: int | None =
     ).one_or_none()
     predicted = None if job.plan is None else PlanView.model_validate(job.plan)
     stage = job.stage if row is None else row.stage
-    same = row is None or predicted is None or row.ranks == predicted.ranks
-    expected = _expected(predicted, stage) if same else None
+    expected = _expected(predicted, stage, None if row is None else row.ranks)
     measured = await _measured(connection, job_id, wanted)
     return JobPlanView(
         job_id=job_id,
@@ -81,9 +80,11 @@ async def of_job(connection: AsyncConnection, job_id: str, attempt: int | None =
     )
 
 
-def _expected(plan: PlanView | None, stage: int | None) -> float | None:
-    """Seconds of a step at this stage."""
-    found = [each.step_seconds for each in plan.stages if each.stage == stage] if plan is not None else []
+def _expected(plan: PlanView | None, stage: int | None, ranks: int | None) -> float | None:
+    """Seconds of a step at this stage, when the plan is of so many ranks (None: there is no attempt yet)."""
+    if plan is None or ranks not in (None, plan.ranks):
+        return None
+    found = [each.step_seconds for each in plan.stages if each.stage == stage]
     return found[0].total if found and found[0] is not None else None
 
 
@@ -110,9 +111,9 @@ async def request(tx: Tx, owner: str, spec: Mapping[str, Any], job_id: str | Non
 
 
 async def renew(tx: Tx, owner: str, job_id: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Ask for the plan of a job that goes on with another spec, or that nobody asked for."""
+    """Ask for the plan of a job that goes on: with another spec, or because none could be made, or nobody asked."""
     known = select(Job.id).outerjoin(PlanRequest, PlanRequest.job_id == Job.id)
-    known = known.where(Job.id == job_id, Job.plan.is_not(None) | PlanRequest.id.is_not(None))
+    known = known.where(Job.id == job_id, Job.plan.is_not(None) | (PlanRequest.status == "pending"))
     same = plan_key({**old, "train": new["train"]}) == plan_key(new)  # a resume keeps the chunk, as a number
     if same and (await tx.execute(known)).one_or_none() is not None:
         return

@@ -97,7 +97,7 @@ async def test_a_job_that_names_its_stage_starts_beside_the_making_of_its_plan(
 async def test_a_model_that_cannot_be_built_is_said_so_in_time_and_runs_at_a_cautious_stage(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that hangs and one that ends without a word; its ranks will say more."""
+    """One that hangs and one that ends without a word; its ranks will say more, and a resume tries again."""
     monkeypatch.setattr(built_plan, "BUILD_SECONDS", 0.2)
     for command, why in ((SLOW, "It was not built within 0.2 s."), (("false",), "Its process ended with code 1.")):
         monkeypatch.setattr(built_plan, "COMMAND", command)
@@ -108,6 +108,12 @@ async def test_a_model_that_cannot_be_built_is_said_so_in_time_and_runs_at_a_cau
         assert (await world.attempt(job)).stage == 1
         (event,) = [event for event in await world.events(job) if event.action == "plan.failed"]
         assert event.message == f"No plan can be made: {why}"
+    await world.pause_after(job, 10)
+    monkeypatch.setattr(built_plan, "BUILD_SECONDS", 120.0)
+    count_builds(world, monkeypatch)
+    await world.act(Action.RESUME, job)
+    await world.until_status(job, Status.RUNNING)
+    assert (await plan(world, job)).status == "done"
 
 
 @in_world()

@@ -19,7 +19,7 @@ import pytest
 from server.cli import main
 from server.cli.checkpoint_commands import _draw
 from server.cli.connection import Session
-from server.cli.jobs_commands import _draw_jobs, _saving
+from server.cli.jobs_commands import _draw_jobs, _plan, _saving
 from server.cli.output import Output
 from tests.unit.scripted_server import Answer, Asked, Script, job_view, serving
 from tests.waiting import PATIENCE_SECONDS
@@ -86,6 +86,19 @@ def test_a_person_is_shown_the_save_that_runs_now() -> None:
     ((name, text),) = _saving(job_view(current_attempt={"saving": saving}))
     assert name == "Saving" and text.startswith("step 40, for ")
     assert [_saving(job_view(current_attempt=idle)) for idle in ({"saving": None}, None)] == [[], []]
+
+
+def test_a_person_is_shown_the_plan_of_a_job_or_how_far_it_is() -> None:
+    """At the stage that the job has, else at the one that is advised."""
+    stages = [{"total_bytes": 4096 >> n, "total_traffic_bytes": 2048, "fits": n > 0} for n in range(4)]
+    made = {"predicted": {"stages": stages, "advised_stage": 1}, "predicted_seconds": None, "status": "done"}
+    assert _plan({**made, "stage": None}) == "2 KiB a rank, 2 KiB sent a step"
+    assert _plan({**made, "stage": 0}).endswith("; it does not fit the device")
+    assert ", 1.5 s a step" in _plan({**made, "stage": 2, "predicted_seconds": 1.5})
+    none = {"predicted": None, "failure": None}
+    assert _plan({**none, "status": "pending"}).startswith("being made")
+    failed = {**none, "status": "failed", "failure": "Traceback\n  a line\nValueError: no such width\n"}
+    assert (_plan(failed), _plan({**none, "status": None})) == ("cannot be made: ValueError: no such width", "-")
 
 
 def test_a_name_that_fits_several_jobs_is_bad_input_and_cancels_none(script: Script) -> None:
