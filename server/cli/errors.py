@@ -74,5 +74,16 @@ class ServerProblem(CommandError):
         return lines
 
 
+class SomeRefused(CommandError):
+    """What the server answered for some of several jobs, by short id; the others were done."""
+
+    def __init__(self, problems: Mapping[str, ServerProblem]) -> None:
+        super().__init__("; ".join(f"{job}: {problem}" for job, problem in problems.items()))
+        self.problems = problems
+
+    def lines(self) -> list[str]:
+        return [f"{job}: {line}" for job, problem in self.problems.items() for line in problem.lines()]
+
+
 class ServerUnreachable(CommandError):
     """Nobody answers at the address."""

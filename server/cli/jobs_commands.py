@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from server.cli import preflight
 from server.cli.client import Json
 from server.cli.connection import Session
-from server.cli.errors import FAILED, ServerProblem
+from server.cli.errors import FAILED, ServerProblem, SomeRefused
 from server.cli.follow import follow, is_at_rest, wait_for
 from server.cli.output import age_text, bytes_text, number_text, plain, seconds_text, short_id, status_text
 from server.cli.spec_file import SetOption, SpecArgument, as_body, read_spec
@@ -226,11 +227,7 @@ def delete(
     wait: Annotated[bool, typer.Option("--wait", help="Come back when all of it is gone.")] = False,
 ) -> None:
     """Remove ended jobs with their checkpoints, metrics and logs."""
-    results = []
-    for job_id in [session.job(name) for name in jobs]:
-        job = session.client.delete(f"/v1/jobs/{job_id}")
-        results.append(_gone(session, job) if wait else job)
-    session.output.result(results, lambda: _say_states(session, results))
+    results = _each(session, jobs, lambda job_id: session.client.delete(f"/v1/jobs/{job_id}"), _gone if wait else None)
     if any(job["status"] == "delete_failed" for job in results):
         raise typer.Exit(FAILED)
 
@@ -246,11 +243,34 @@ def _gone(session: Session, job: Json) -> Json:
 
 
 def _ask(session: Session, action: str, named: list[str], wait: bool) -> None:
-    results = []
+    ended = _at_rest if wait else None
+    _each(session, named, lambda job_id: session.client.post(f"/v1/jobs/{job_id}/{action}"), ended)
+
+
+def _at_rest(session: Session, job: Json) -> Json:
+    return wait_for(session, job["id"], is_at_rest)
+
+
+def _each(
+    session: Session,
+    named: list[str],
+    ask: Callable[[str], Json],
+    wait: Callable[[Session, Json], Json] | None,
+) -> list[Json]:
+    """Ask every named job, wait for those that agreed, and say how each stands. Raises SomeRefused after that."""
+    asked, refused = list[Json](), dict[str, ServerProblem]()
     for job_id in [session.job(name) for name in named]:
-        job = session.client.post(f"/v1/jobs/{job_id}/{action}")
-        results.append(wait_for(session, job_id, is_at_rest) if wait else job)
+        try:
+            asked.append(ask(job_id))
+        except ServerProblem as problem:
+            if len(named) == 1:
+                raise
+            refused[short_id(job_id)] = problem
+    results = asked if wait is None else [wait(session, job) for job in asked]
     session.output.result(results, lambda: _say_states(session, results))
+    if refused:
+        raise SomeRefused(refused)
+    return results
 
 
 def _say_states(session: Session, results: list[Json]) -> None:

@@ -167,6 +167,18 @@ def test_an_impossible_action_says_the_possible_ones(script: Script) -> None:
     assert run.returncode == 1 and "possible now: cancel, pause" in run.stderr
 
 
+def test_a_refusal_for_one_of_several_jobs_leaves_none_of_the_others_out(script: Script) -> None:
+    """Those before and after it are done and shown; the one that was refused is named, and the exit code says so."""
+    other = JOB[:-8] + "00000001"
+    script.answers["GET /v1/jobs"] = Answer({"items": [job_view(), job_view(id=other)], "next_cursor": None})
+    refusal = {"status": 409, "detail": "The job has ended.", "allowed_actions": ["delete"]}
+    script.answers[f"POST /v1/jobs/{JOB}/cancel"] = Answer(refusal, 409)
+    script.answers[f"POST /v1/jobs/{other}/cancel"] = Answer(job_view(id=other, status="stopping"))
+    run = shardyard(script, "cancel", JOB, other)
+    assert run.returncode == 1 and [job["id"] for job in json.loads(run.stdout)] == [other]
+    assert run.stderr.splitlines() == ["deadbeef: The job has ended.", "deadbeef:   possible now: delete"]
+
+
 def test_delete_waits_until_the_server_knows_the_job_no_more(script: Script) -> None:
     """What cannot be removed is exit code 1, with the job's reason."""
     script.answers |= {f"DELETE /v1/jobs/{JOB}": Answer(job_view(status="deleting"), 202), "GET /v1/feed": FEED}
