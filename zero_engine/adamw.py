@@ -122,16 +122,16 @@ class Grouped:
 
     def __init__(self, base: Any, groups: Sequence[Mapping[str, Any]]) -> None:
         self._members = [_members(dict(group)) for group in groups]
-        self._patterns = [_patterns(group["params"]) for group in groups]
+        self._names = [_names(group["params"]) for group in groups]
         self._groups = [*(_checked(base, dict(group)) for group in groups), _in_range(base)]
 
     def groups_of(self, parameters: Mapping[str, nn.Parameter], aliases: Mapping[str, tuple[str, ...]]) -> list[int]:
         """The group of each parameter, in the order given."""
-        found = [self._group_of(name, parameter, aliases[name]) for name, parameter in parameters.items()]
-        for index, patterns in enumerate(self._patterns):
-            if patterns and index not in found:
-                raise ConfigError(f"optimizer group {index} is empty: {patterns} fit no parameter that is left for it")
-        return found
+        known = {name for names in aliases.values() for name in names} | parameters.keys()
+        for index, names in enumerate(self._names):
+            if missing := sorted(names - known):
+                raise ConfigError(f"optimizer group {index} names {missing[0]!r}, which is no parameter of the model")
+        return [self._group_of(name, parameter, aliases[name]) for name, parameter in parameters.items()]
 
     def _group_of(self, name: str, parameter: nn.Parameter, aliases: tuple[str, ...]) -> int:
         for index, belongs in enumerate(self._members):
@@ -173,13 +173,15 @@ def _members(group: Mapping[str, Any]) -> Callable[[str, nn.Parameter], bool]:
     if callable(members):
         return members
     listed = list(members)
-    patterns = _patterns(listed)
+    patterns = [item for item in listed if isinstance(item, str)]
     identities = {id(item) for item in listed if not isinstance(item, str)}
     return lambda name, parameter: id(parameter) in identities or any(fnmatchcase(name, each) for each in patterns)
 
 
-def _patterns(members: Members) -> list[str]:
-    return [] if callable(members) else [item for item in members if isinstance(item, str)]
+def _names(members: Members) -> set[str]:
+    """What is no pattern: a recipe's "*.bias" may fit nothing in some models, but a name has to be there."""
+    listed = () if callable(members) else members
+    return {item for item in listed if isinstance(item, str) and not set(item) & set("*?[")}
 
 
 def _checked(base: Any, group: dict[str, Any]) -> Any:
