@@ -56,6 +56,9 @@ def build(load, save):
 """
 
 
+SOAK = pytest.mark.soak
+
+
 @dataclass(frozen=True)
 class Gates:
     """Files of one job: without `load` its ranks stand in a load, without `save` in a save."""
@@ -171,6 +174,7 @@ def in_its_load(home: Home, name: str) -> tuple[str, ProcessId, Gates]:
     return job, home.rank(job, 1, "restoring"), gates
 
 
+@SOAK
 def test_a_rank_that_stands_still_in_a_load_goes_on_where_it_was(home: Home) -> None:
     """SIGSTOP, and SIGCONT once its peer waits for it: one attempt, the bits of an undisturbed run."""
     expected = home.whole()
@@ -210,6 +214,7 @@ def in_its_save(home: Home, name: str) -> tuple[str, ProcessId, Gates]:
     return job, rank, gates
 
 
+@SOAK
 def test_a_rank_that_stands_still_in_a_save_goes_on_where_it_was(home: Home) -> None:
     """SIGSTOP: the other rank's shard is durable and nothing is published; SIGCONT: one attempt, the same bits."""
     expected = home.whole()
@@ -303,7 +308,7 @@ def helper(home: Home) -> ProcessId:
     raise AssertionError("the server has no driver")
 
 
-@pytest.mark.parametrize("moment", ["asked", "starting", "helper"])
+@pytest.mark.parametrize("moment", [pytest.param("asked", marks=SOAK), pytest.param("starting", marks=SOAK), "helper"])
 def test_a_fork_begins_once_and_at_its_origin_whatever_dies_at_its_start(home: Home, moment: str) -> None:
     """kill -9 of the server when the fork was asked for or launched, or of its process for Ray: one job, one branch."""
     expected = home.whole()
