@@ -95,6 +95,7 @@ class Zygote:
     def serve(self) -> NoReturn:
         """Answer until killed."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # a fork whose stacks are asked for before it can tell them lives
         signal.set_wakeup_fd(self.wake_writer, warn_on_full_buffer=False)
         while True:
             for key, _ in self.selector.select():

@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 from workers.kill_pipe import KillPipe, open_kill_pipe
 from workers.process_table import identify, marked, wait_gone
 from workers.rank_process import OUTPUT_FILE, ExitStatus, RankProcess, ZygoteGone, conclude, end_of
-from workers.zygote import zygote_environment
+from workers.zygote import STACK_SIGNAL, zygote_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -223,6 +223,18 @@ def test_stacks_name_the_function_or_say_that_it_does_not_answer(zygote: Zygote,
     rank.kill()
     assert rank.ended(60.0)
     rank.collect()
+
+
+def test_a_rank_whose_stacks_are_asked_for_as_it_begins_lives(zygote: Zygote, tmp_path: Path) -> None:
+    """Its process is known before it listens for the signal, whose default is to end it."""
+    for number in range(10):
+        rank = fork(zygote, tmp_path, number, act="stay")
+        rank.signal(STACK_SIGNAL)
+        wait_for(lambda rank=rank, number=number: rank.ended() or (tmp_path / str(number) / "ready").exists())
+        assert not rank.ended()
+        rank.kill()
+        assert rank.ended(60.0)
+        rank.collect()
 
 
 def test_a_dead_zygote_leaves_ranks_and_says_no_status(tmp_path: Path) -> None:
