@@ -87,6 +87,8 @@ def _kind_of(folder: str, keys: Collection[str], job: KnownJob) -> Kind | None:
     place = parse_folder(folder)
     if place is None:
         return "file"
+    if folder in job.removing:
+        return None
     names = {key.rsplit("/", 1)[1] for key in keys}
     if TOMBSTONE in names or (job.folders.get(folder) == "deleted"):
         return "deletion"

@@ -29,7 +29,6 @@ from zero_engine.store import Store, StoreError
 
 log = logging.getLogger("shardyard.storekeeper")
 AT_ONCE = 1000  # jobs whose retention is looked at with the same statements
-REMOVING = "its files are being removed"  # `problem` of a row in status deleted until the files are gone
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class Storekeeper:
         if await jobs.lock(tx, job_id) is None:
             return
         for ref in await _surplus(tx.connection, [job_id]):
-            await checkpoints.set_status(tx, ref.id, "deleted", problem=REMOVING)
+            await checkpoints.set_status(tx, ref.id, "deleted", problem=checkpoints.REMOVING)
             log.info("checkpoint.removed job=%s folder=%s", job_id, ref.folder)
 
     async def tidy(self, job_id: str, running_fence: int) -> None:
@@ -254,6 +253,6 @@ async def _crowded(connection: AsyncConnection) -> list[str]:
 
 async def _marked(connection: AsyncConnection) -> list[Marked]:
     statement = select(Checkpoint.id, Checkpoint.job_id, Checkpoint.folder).where(
-        Checkpoint.status == "deleted", Checkpoint.problem == REMOVING
+        Checkpoint.status == "deleted", Checkpoint.problem == checkpoints.REMOVING
     )
     return [Marked(*row) for row in (await connection.execute(statement)).all()]

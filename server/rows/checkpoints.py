@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from workers.contract import CheckpointRecord
 
 CheckpointStatus = Literal["complete", "verified", "corrupt", "deleted"]
 USABLE: tuple[CheckpointStatus, ...] = ("complete", "verified")
+REMOVING = "its files are being removed"  # `problem` of a row in status deleted until the files are gone
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class KnownJob:
 
     running_fence: int = 0  # number of the attempt that may still write; 0: none does
     folders: Mapping[str, str] = field(default_factory=dict)  # status of each checkpoint's row, by folder
+    removing: Set[str] = frozenset()  # folders whose files the controller is about to remove
 
 
 _REF = [getattr(Checkpoint, name) for name in CheckpointRef.__dataclass_fields__]
@@ -140,14 +143,16 @@ async def _usable(connection: AsyncConnection, checkpoint_id: str | None) -> Che
 
 async def known_folders(connection: AsyncConnection) -> dict[str, KnownJob]:
     """What the database says of every job's store."""
-    rows = (await connection.execute(select(Checkpoint.job_id, Checkpoint.folder, Checkpoint.status))).all()
-    folders: dict[str, dict[str, str]] = {}
-    for row in rows:
-        folders.setdefault(row.job_id, {})[row.folder] = row.status
+    statement = select(Checkpoint.job_id, Checkpoint.folder, Checkpoint.status, Checkpoint.problem)
+    folders, removing = defaultdict[str, dict[str, str]](dict), defaultdict[str, set[str]](set)
+    for row in (await connection.execute(statement)).all():
+        folders[row.job_id][row.folder] = row.status
+        if row.status == "deleted" and row.problem == REMOVING:
+            removing[row.job_id].add(row.folder)
     living = select(Attempt.job_id, Attempt.number).where(Attempt.status != AttemptStatus.RELEASED)
     fences = {row.job_id: row.number for row in (await connection.execute(living)).all()}
     ids = (await connection.execute(select(Job.id))).scalars()
-    return {job_id: KnownJob(fences.get(job_id, 0), folders.get(job_id, {})) for job_id in ids}
+    return {job_id: KnownJob(fences.get(job_id, 0), folders[job_id], removing[job_id]) for job_id in ids}
 
 
 async def any_exists(connection: AsyncConnection) -> bool:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from server import orphans
-from server.controller.storekeeper import REMOVING
 from server.db import Database
 from server.ids import new_id
 from server.migrations import upgrade
@@ -110,7 +109,7 @@ async def test_a_store_that_is_not_mounted_for_a_while_spoils_no_checkpoint(worl
     assert "is it mounted?" in str((await world.job(fresh)).reason_data) and not list(root.iterdir())
     spare = usable[0] if not usable[0].pinned else usable[1]
     async with world.database.write() as tx:
-        await checkpoints.set_status(tx, spare.id, "deleted", problem=REMOVING)
+        await checkpoints.set_status(tx, spare.id, "deleted", problem=checkpoints.REMOVING)
     for _ in range(3):
         await world.controller._storekeeper.retain()
     root.rmdir()
@@ -246,7 +245,7 @@ async def test_a_removal_killed_at_any_change_of_the_disk_is_finished_by_the_nex
     while not finished:
         shutil.copytree(world.folder / "whole", root / oldest.folder, dirs_exist_ok=True)
         async with world.database.write() as tx:
-            await checkpoints.set_status(tx, oldest.id, "deleted", problem=REMOVING)
+            await checkpoints.set_status(tx, oldest.id, "deleted", problem=checkpoints.REMOVING)
         dying = DiesAt(allowed)
         keeper._open_store = lambda url, dying=dying: LocalStore(url, dying)  # type: ignore[misc]
         try:
@@ -254,6 +253,7 @@ async def test_a_removal_killed_at_any_change_of_the_disk_is_finished_by_the_nex
             finished = True
         except Killed:
             assert all(verify(store, name.folder).ok for name in list_checkpoints(store))
+            assert await _orphans(world) == []  # the next look is about to remove it
         keeper._open_store = LocalStore
         await keeper.retain()
         assert {name.step for name in list_checkpoints(store)} == {20, 30}
