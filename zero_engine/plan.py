@@ -16,7 +16,7 @@ from zero_engine.layout import ITEM_BYTES, Layout
 from zero_engine.windows import NUM_SLOTS, gathers_of_step
 
 CATEGORIES = ("parameters", "gradients", "sums", "master", "moments", "buckets", "slots", "other")
-STRIDE = {"cpu": 1 << 16, "cuda": 1 << 22}  # elements worked on at a time: what fits a core's cache, what fills a GPU
+STRIDE = {"cpu": 1 << 18, "cuda": 1 << 22}  # elements worked on at a time: many for each call, few for a cache
 BUS = {"cpu": False, "cuda": True}  # whether host memory is apart from the device's
 RETURN_SLOTS = 2  # strides of cast-down weights on their way from an offloaded update, or being filled
 

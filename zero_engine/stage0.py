@@ -81,10 +81,16 @@ class EverybodysTotals:
         self._setting, self._place, self._buffer = setting, place, buffer
         buckets = setting.blueprint.buckets
         self._of_run = {run: (bucket, first) for bucket in buckets for run, first in bucket.offsets}
+        self._gathers = [(each, self._gather(each)) for each in sorted(buckets, key=lambda each: each.unit == 0)]
         self._published = self._begun = False
         self._unit = -1  # that the update has come to
         self._sights: dict[int, Sight] = {}  # by bucket number
         self._arriving: dict[int, Arrival] = {}  # by bucket number, where nothing is to be seen
+
+    def _gather(self, bucket: Bucket) -> Gather:
+        start = self._place.offsets[bucket.index]
+        parts = tuple(Range(start + 4 * part.start, start + 4 * part.stop) for part in bucket.owners)
+        return Gather(parts, parts, "totals")
 
     def publish(self) -> None:
         """The own part is in its place."""
@@ -106,10 +112,7 @@ class EverybodysTotals:
     def _enter(self, unit: int) -> None:
         """The update comes to a unit."""
         blueprint, comm = self._setting.blueprint, self._setting.comm
-        for bucket in () if self._begun else sorted(blueprint.buckets, key=lambda bucket: bucket.unit == 0):
-            start = self._place.offsets[bucket.index]
-            parts = tuple(Range(start + 4 * part.start, start + 4 * part.stop) for part in bucket.owners)
-            gather = Gather(parts, parts, "totals")
+        for bucket, gather in () if self._begun else self._gathers:
             sight = comm.look(self._buffer, gather, "gradients")
             if sight is None:
                 self._arriving[bucket.index] = comm.fetch(self._buffer, gather, self._buffer.local, "gradients")
