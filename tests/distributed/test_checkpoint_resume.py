@@ -14,7 +14,7 @@ from zero_engine.manifest import Progress
 
 CONFIG = ZeroConfig(micro_batches=4, chunk=2, gradient_clipping=0.5)
 SHAPES = [(ranks, stage) for ranks in (1, 2, 3, 4) for stage in (0, 1, 2, 3)]
-BEFORE, AFTER = 2, 1  # steps: 256 resumes
+BEFORE, AFTER = 2, 1  # steps
 
 
 def save_after(rank: Rank, config: ZeroConfig, steps: int, store: str) -> str:
@@ -43,7 +43,11 @@ def resume_each(rank: Rank, config: ZeroConfig, stores: list[str], steps: int) -
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_every_shape_resumes_as_every_other(pool: Pool, memory_path: Path, precision: str) -> None:
-    """Sixteen checkpoints, each read by sixteen shapes and trained on: one digest, that of the uninterrupted run."""
+    """Checkpoints of sixteen shapes, each read by four and trained on: one digest, that of the uninterrupted run.
+
+    Together they go from every number of ranks to every other and from every stage to every other; each shape by each
+    is a soak of `test_resume_anywhere.py`.
+    """
     config = replace(CONFIG, precision=precision)
     reference = reference_of(config, dropout=0.1)
     train(reference, BEFORE)
@@ -53,6 +57,7 @@ def test_every_shape_resumes_as_every_other(pool: Pool, memory_path: Path, preci
     stores = [str(memory_path / f"{ranks}-{stage}") for ranks, stage in shapes]
     for (ranks, stage), store in zip(shapes, stores, strict=True):
         assert pool.run(ranks, save_after, replace(config, stage=stage), BEFORE, store) == [saved] * ranks
-    for ranks, stage in shapes:
-        for found in pool.run(ranks, resume_each, replace(config, stage=stage), stores, AFTER):
-            assert found == [(reference.digest(), losses)] * len(stores), f"{ranks} ranks, stage {stage}"
+    for number, (ranks, stage) in enumerate(shapes):
+        read = [stores[(number + 5 * turn) % len(stores)] for turn in range(4)]
+        for found in pool.run(ranks, resume_each, replace(config, stage=stage), read, AFTER):
+            assert found == [(reference.digest(), losses)] * len(read), f"{ranks} ranks, stage {stage}"
