@@ -6,14 +6,19 @@ job that the database does not know may belong to another service on the same st
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
+from server.db import Database
 from server.job_card import CARD_FILE
+from server.rows import checkpoints
 from server.rows.checkpoints import KnownJob
+from server.settings import Settings
 from server.views import OrphanView
-from server.whole_store import MARK_FILE, WholeStore
+from server.whole_store import MARK_FILE, OpenStore, WholeStore, whole_store
 from workers.object_store import open_store
 from zero_engine.catalog import TOMBSTONE
 from zero_engine.manifest import parse_folder
@@ -33,18 +38,47 @@ _MEANINGS: dict[Kind, str] = {
 }
 
 
-def survey(whole: WholeStore, store_url: str, known: Mapping[str, KnownJob]) -> tuple[list[OrphanView], int, bool]:
-    """Orphans, how many job folders were looked through, and whether there were more. Blocks.
+@dataclass(frozen=True)
+class Survey:
+    """What a look through the whole store found."""
+
+    found: Sequence[OrphanView]
+    jobs: int  # folders of jobs that were looked through
+    truncated: bool  # there is more than is listed
+
+
+async def survey(database: Database, settings: Settings, open_top: OpenStore = open_store) -> Survey:
+    """Look through the store. Rows and files are read one after the other, while jobs save and retention removes: what
+    is on its way between them is no orphan. So only what a second look finds too is told.
 
     Raises StoreError, also for a store that is empty while checkpoints are known: a disk that is not mounted.
     """
+    whole = await whole_store(database, settings, open_top)
+
+    async def look() -> Survey:
+        async with database.read() as connection:
+            known = await checkpoints.known_folders(connection)
+        return await asyncio.to_thread(_survey, whole, settings.store, known)
+
+    before = await look()
+    if not before.found:
+        return before
+    places, after = {_place(each) for each in before.found}, await look()
+    return replace(after, found=[each for each in after.found if _place(each) in places])
+
+
+def _place(orphan: OrphanView) -> tuple[str, str, str]:
+    return orphan.kind, orphan.job_id, orphan.place
+
+
+def _survey(whole: WholeStore, store_url: str, known: Mapping[str, KnownJob]) -> Survey:
     top = whole.top
     folders = set(top.folders())
     if not folders and any(_expected(job) for job in known.values()) and not whole.is_there():
         raise StoreAway(f"there is nothing in {store_url}; is it mounted?")
     jobs = sorted({*folders, *known})
     found = list(islice(_everywhere(top, store_url, jobs, known), MOST + 1))
-    return found[:MOST], len(jobs), len(found) > MOST
+    return Survey(found[:MOST], len(jobs), len(found) > MOST)
 
 
 def _everywhere(top: Store, store_url: str, jobs: Sequence[str], known: Mapping[str, KnownJob]) -> Iterator[OrphanView]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter
 
 from server import orphans, recovery
 from server.auth import Admin, Member
 from server.routes.state import ERRORS, Db, TheSettings
 from server.routes.stored import store_answers
-from server.rows import checkpoints
 from server.views import AdoptedView, OrphansView, StoreView
-from server.whole_store import whole_store
 from workers.object_store import open_store
 
 router = APIRouter(prefix="/v1/store", tags=["store"], responses=ERRORS)
@@ -27,12 +23,11 @@ async def get_store(who: Member, settings: TheSettings) -> StoreView:
 @router.get("/orphans", operation_id="listOrphans")
 async def list_orphans(who: Admin, database: Db, settings: TheSettings) -> OrphansView:
     """Look through the whole store for what no row refers to, and for rows whose files are gone; nothing is removed."""
-    async with database.read() as connection:
-        known = await checkpoints.known_folders(connection)
     with store_answers():
-        whole = await whole_store(database, settings, open_store)
-        items, jobs, more = await asyncio.to_thread(orphans.survey, whole, settings.store, known)
-    return OrphansView(store=settings.store, at=database.now(), jobs=jobs, items=items, truncated=more)
+        survey = await orphans.survey(database, settings)
+    return OrphansView(
+        store=settings.store, at=database.now(), jobs=survey.jobs, items=list(survey.found), truncated=survey.truncated
+    )
 
 
 @router.post("/adopt", operation_id="adoptJobs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,12 @@ from server.rows import checkpoint_views, checkpoints, jobs, new_jobs, readings,
 from server.rows.checkpoint_views import CheckpointQuery
 from server.states import Action, Status
 from server.views import CheckpointView
-from server.whole_store import MARK_FILE, whole_store
+from server.whole_store import MARK_FILE
 from tests.counted_calls import CountedCalls
 from tests.service.controller_world import ADA, BOTH, Fault, World, in_world
 from tests.service.reports_by_hand import checkpoint
 from workers.contract import CheckpointRecord
-from zero_engine.catalog import list_checkpoints, verify
+from zero_engine.catalog import delete, list_checkpoints, verify
 from zero_engine.store import LocalStore, StoreAway
 
 BRISK = {"scrub_bytes_per_second": 2**40}
@@ -61,11 +62,8 @@ def _folders(world: World, job: str) -> set[str]:
 
 
 async def _orphans(world: World) -> list[tuple[str, str]]:
-    async with world.database.read() as connection:
-        known = await checkpoints.known_folders(connection)
-    whole = await whole_store(world.database, world.settings, LocalStore)
-    found, _, _ = await asyncio.to_thread(orphans.survey, whole, world.settings.store, known)
-    return [(item.kind, item.place) for item in found]
+    survey = await orphans.survey(world.database, world.settings)
+    return [(item.kind, item.place) for item in survey.found]
 
 
 # --- reading back
@@ -313,6 +311,36 @@ async def test_what_nothing_refers_to_is_found_by_kind_and_left_alone(world: Wor
     root.rename(world.folder / "not-mounted")
     with pytest.raises(StoreAway, match="mounted"):
         await _orphans(world)
+
+
+@in_world()
+async def test_what_is_removed_and_saved_during_a_look_is_no_orphan(world: World) -> None:
+    """Between the rows that it read and the files that it lists a checkpoint goes and another comes."""
+    job = await world.submit(steps=30)
+    await world.until_status(job, Status.SUCCEEDED)
+    await world.look(2)
+    loop, [newest, oldest, *_] = asyncio.get_running_loop(), await world.checkpoints(job)
+    root = world.folder / "checkpoints" / job
+    fresh = newest.folder.replace("attempt-000001", "attempt-000002")
+
+    async def change() -> None:
+        shutil.copytree(root / newest.folder, root / fresh)
+        delete(LocalStore(root), oldest.folder)
+        record = {**checkpoint(newest.step, fence=2), "folder": fresh}
+        async with world.database.write() as tx:
+            await checkpoints.set_status(tx, oldest.id, "deleted")
+            await checkpoints.record(tx, job, 2, CheckpointRecord.model_validate(record))
+
+    class Busy(LocalStore):
+        """It changes when it is first listed."""
+
+        def folders(self) -> Iterator[str]:
+            if not (root / fresh).exists():
+                asyncio.run_coroutine_threadsafe(change(), loop).result()
+            return super().folders()
+
+    assert (await orphans.survey(world.database, world.settings, Busy)).found == []
+    assert {newest.folder, fresh} == _folders(world, job)
 
 
 @in_world()
