@@ -84,9 +84,7 @@ def main() -> None:
     answers, question = os.dup(1), json.load(sys.stdin)
     os.dup2(2, 1)
     guard(question["lifeline"], kernel_kills())
-    with contextlib.suppress(
-        OSError
-    ):  # a system that does not let it: where memory gets short, this is the first to go
+    with contextlib.suppress(OSError):  # where memory gets short, this is the first to go, if the system lets it
         Path("/proc/self/oom_score_adj").write_text("1000")
     answer = json.dumps(answer_to(question))
     with os.fdopen(answers, "w") as file:
