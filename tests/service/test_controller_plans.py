@@ -20,11 +20,13 @@ from workers.spec import JobSpec
 USERS = {"kind": "python", "entry": "mine:build", "path": "/nowhere"}
 SLOW = ("sleep", "600")
 BUILDER = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 from workers.planner import Where, plan_spec
 from workers.spec import JobSpec
 question = json.load(sys.stdin)
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.01)
 print(question["spec"]["resources"]["ranks"], file=Path(sys.argv[1]).open("a"))
 spec = JobSpec.model_validate({**question["spec"], "model": {"kind": "mlp", "hidden": [8]}})
 where = Where.model_validate(question["where"])
@@ -32,11 +34,11 @@ print(json.dumps([plan_spec(spec, where, ranks).model_dump(mode="json") for rank
 """
 
 
-def count_builds(world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Builds take a moment and come to a plan; the file has the ranks of each that was made."""
+def count_builds(world: World, monkeypatch: pytest.MonkeyPatch, gate: Path | None = None) -> Path:
+    """Builds take a moment, or until a file is at `gate`, and come to a plan; the answer has the ranks of each made."""
     log = world.folder / "built"
     log.touch()
-    monkeypatch.setattr(built_plan, "COMMAND", (sys.executable, "-c", BUILDER, str(log)))
+    monkeypatch.setattr(built_plan, "COMMAND", (sys.executable, "-c", BUILDER, str(log), str(gate or log)))
     return log
 
 
@@ -57,7 +59,8 @@ async def test_an_automatic_stage_waits_for_the_plan_and_is_the_one_that_it_advi
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile the queue says so, and others start."""
-    count_builds(world, monkeypatch)
+    gate = world.folder / "gate"
+    count_builds(world, monkeypatch, gate)
     job = await world.submit(model=USERS)
     other = await world.submit("other", priority=0)
     await world.controller.tick()
@@ -65,8 +68,9 @@ async def test_an_automatic_stage_waits_for_the_plan_and_is_the_one_that_it_advi
     async with world.database.read() as connection:
         told = await queue.explain(connection, job, 64)
     assert told is not None and "names its stage" in (told.unblock or "")
-    await world.until_status(job, Status.RUNNING)
     assert "job.starting" in await world.actions(other)
+    gate.touch()
+    await world.until_status(job, Status.RUNNING)
     found, expected = await plan(world, job), alike((await world.job(job)).job_spec())
     assert found.status == "done" and found.predicted is not None
     assert (found.predicted.parameters, found.predicted.ranks) == (expected.parameters, 2)
