@@ -191,16 +191,22 @@ def test_a_rank_that_stands_still_in_a_load_goes_on_where_it_was(home: Home) -> 
 QUICK = {"no_progress_seconds": "15", "unreachable_seconds": "5"}
 
 
-def test_a_rank_that_stays_stopped_in_a_load_is_ended_and_its_job_tried_again(home: Home) -> None:
-    """It is told as silent, no fault of the user; the next attempt loads the same checkpoint."""
-    expected = home.whole()
-    job, rank, gates = in_its_load(home, "load stays")
+def ended_although_stopped(home: Home, job: str, rank: ProcessId, gates: Gates) -> dict[str, Any]:
+    """The job, of which a rank stood still until it was ended for that."""
     stopped(rank)
     gates.open()
     home.again(**QUICK)
     wait_for(lambda: not rank.alive(), "the stopped rank is ended", lambda: home.served.story(job))
     home.again()
-    shown = home.ended(job)
+    return home.ended(job)
+
+
+@SOAK
+def test_a_rank_that_stays_stopped_in_a_load_is_ended_and_its_job_tried_again(home: Home) -> None:
+    """It is told as silent, no fault of the user; the next attempt loads the same checkpoint."""
+    expected = home.whole()
+    job, rank, gates = in_its_load(home, "load stays")
+    shown = ended_although_stopped(home, job, rank, gates)
     assert (shown["digest"], shown["attempt"]) == (expected, 3)
     ended = [each["reason"]["code"] for each in home.get(f"/v1/jobs/{job}/attempts")["items"] if each["number"] == 2]
     assert ended == ["rank_silent"]
@@ -235,12 +241,7 @@ def test_a_rank_that_stays_stopped_in_a_save_leaves_nothing_of_it(home: Home) ->
     """No checkpoint was published: the next attempt begins anew, and the half save goes with the first."""
     expected = home.whole()
     job, rank, gates = in_its_save(home, "save stays")
-    stopped(rank)
-    gates.open()
-    home.again(**QUICK)
-    wait_for(lambda: not rank.alive(), "the stopped rank is ended", lambda: home.served.story(job))
-    home.again()
-    shown = home.ended(job)
+    shown = ended_although_stopped(home, job, rank, gates)
     assert (shown["digest"], shown["attempt"]) == (expected, 2)
     assert {name.fence for name in list_checkpoints(home.store(job))} == {2}
 
