@@ -42,7 +42,7 @@ _MEANINGS: dict[Kind, str] = {
 class Survey:
     """What a look through the whole store found."""
 
-    found: Sequence[OrphanView]
+    found: list[OrphanView]
     jobs: int  # folders of jobs that were looked through
     truncated: bool  # there is more than is listed
 

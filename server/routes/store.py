@@ -25,9 +25,8 @@ async def list_orphans(who: Admin, database: Db, settings: TheSettings) -> Orpha
     """Look through the whole store for what no row refers to, and for rows whose files are gone; nothing is removed."""
     with store_answers():
         survey = await orphans.survey(database, settings)
-    return OrphansView(
-        store=settings.store, at=database.now(), jobs=survey.jobs, items=list(survey.found), truncated=survey.truncated
-    )
+    found, jobs, more = survey.found, survey.jobs, survey.truncated
+    return OrphansView(store=settings.store, at=database.now(), jobs=jobs, items=found, truncated=more)
 
 
 @router.post("/adopt", operation_id="adoptJobs")
