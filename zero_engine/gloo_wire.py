@@ -34,6 +34,7 @@ import torch.distributed as dist
 from zero_engine.errors import PeerError
 from zero_engine.loopback import unpaced
 from zero_engine.wire import FOREVER, Message, PeerLost
+from zero_engine.yielding import yielding
 
 END_SECONDS = 10.0  # that a rank waits at its end for others to take what it sent
 _LANES = 2  # connections between two ranks: one for each direction
@@ -78,11 +79,11 @@ class GlooWire:
 
     def __init__(self, store: Any, rank: int, ranks: int, interface: str | None) -> None:
         gloo: Any = dist.ProcessGroupGloo
-        options = gloo._Options()
-        device = gloo.create_device(interface=interface) if interface else gloo.create_default_device()
-        options._devices = [device] * _LANES
-        options._timeout = timedelta(minutes=30)
-        with unpaced():
+        with unpaced(), yielding():
+            options = gloo._Options()
+            device = gloo.create_device(interface=interface) if interface else gloo.create_default_device()
+            options._devices = [device] * _LANES
+            options._timeout = timedelta(minutes=30)
             self._pairs: Any = gloo(store, rank, ranks, options)
         self._rank = rank
         self._others = [peer for peer in range(ranks) if peer != rank]

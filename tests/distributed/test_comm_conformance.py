@@ -26,6 +26,7 @@ from zero_engine.group import comm_between, membership_of
 from zero_engine.layout import Range
 from zero_engine.loopback import sockets
 from zero_engine.wire import Bell
+from zero_engine.yielding import threads
 
 LENGTH = 1000
 MANY = 16 << 20  # bytes: more than sockets hold
@@ -193,6 +194,20 @@ def _congestion_controls(rank: Rank) -> set[bytes]:
 def test_messages_within_a_host_are_not_paced(pool: Pool) -> None:
     """Whatever the system is set to: over loopback a pace costs timers and saves nothing."""
     assert pool.run(3, _congestion_controls) == [{b"reno"}] * 3
+
+
+def _policies(rank: Rank) -> set[int]:
+    """Of the threads that a transport over messages starts."""
+    before = threads()
+    comm, _ = _apart("yielding", rank.rank, rank.ranks)
+    found = {os.sched_getscheduler(thread) for thread in threads() - before}
+    comm.close()
+    return found
+
+
+def test_threads_that_carry_messages_interrupt_no_rank_that_computes(pool: Pool) -> None:
+    """With more ranks than cores each interruption would cost two switches."""
+    assert pool.run(2, _policies) == [{os.SCHED_BATCH}] * 2
 
 
 def _left(rank: Rank) -> Any:
