@@ -16,7 +16,8 @@ from zero_engine.layout import ITEM_BYTES, Layout
 from zero_engine.windows import NUM_SLOTS, gathers_of_step
 
 CATEGORIES = ("parameters", "gradients", "sums", "master", "moments", "buckets", "slots", "other")
-STRIDE = {"cpu": 1 << 18, "cuda": 1 << 22}  # elements worked on at a time: many for each call, few for a cache
+STRIDE = {"cpu": 1 << 16, "cuda": 1 << 22}  # elements folded at a time: what fits a core's cache, what fills a GPU
+UPDATE_STRIDE = {"cpu": 1 << 17, "cuda": 1 << 23}  # updated at a time: all is read once, so what makes a call worth it
 BUS = {"cpu": False, "cuda": True}  # whether host memory is apart from the device's
 RETURN_SLOTS = 2  # strides of cast-down weights on their way from an offloaded update, or being filled
 
@@ -125,6 +126,7 @@ class Blueprint:
         self.schedule = schedule_of(*self.config.batch_shape, ranks, by_unit=config.stage >= 2)
         self.buckets = buckets_of(layout, config.compute_dtype, ranks)
         self.stride = max(layout.block, min(STRIDE[device], layout.padded))
+        self.update_stride = max(layout.block, min(UPDATE_STRIDE[device], layout.padded))
         self.slice = max(layout.block, config.bucket_bytes // 4 // layout.block * layout.block)  # elements of a message
         stored_fp32 = self.schedule.widest or all(bucket.dtype == "float32" for bucket in self.buckets)
         self.in_place = config.stage < 2 and stored_fp32 and not self.schedule.carries_total
@@ -295,7 +297,7 @@ def _common(print_: Blueprint, rank: int, states_of_all: bool) -> Sizes:
         slot=0,
         num_slots=0,
         staging=8 * (print_.ranks - 1) * min(print_.slice, largest) if print_.transport == "group" else 0,
-        scratch=16 * print_.stride,
+        scratch=max(16 * print_.stride, 4 * print_.update_stride),
         mail=print_.mail(rank).total + print_.mail_of_all,
         pinned=print_.pinned(trainable, mastered),
         updated=trainable,

@@ -111,7 +111,7 @@ class Reducer:
         stride = self._stride = blueprint.stride
         self._spare_total = scratch[: 4 * stride].view(torch.float32)
         self._spare_chunk = scratch[4 * stride : 8 * stride].view(torch.float32)
-        self._doubles = scratch[8 * stride :].view(torch.float64)
+        self._doubles = scratch[8 * stride : 16 * stride].view(torch.float64)
         self._norms = norms  # 1-D fp64, one per block this rank owns
         self._strides: dict[tuple[int, int], list[_Stride]] = {}  # by bucket and first element of an arriving part
         self._requests: dict[tuple[int, tuple[str | None, ...]], Exchange] = {}  # by bucket and dtypes of the pieces

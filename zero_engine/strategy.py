@@ -40,7 +40,7 @@ class Setting:
     optimizer: Optimizer
     parameters: tuple[nn.Parameter, ...]  # by number
     device: torch.device
-    scratch: Tensor  # 1-D uint8, 16 bytes per element of a stride
+    scratch: Tensor  # 1-D uint8, 16 bytes per element that is folded at a time, 4 per one that is updated
     mailbox: Mailbox
     first: FirstValues
 
@@ -65,7 +65,7 @@ class Setting:
             return OverBus(self.arenas, copies_of(self.device), stride, self.blueprint.return_slot)
         if self.blueprint.config.offload == "cpu":
             return OnHost(self.arenas, stride)
-        return OnDevice(self.arenas, self.scratch[: 8 * stride].view(torch.float32))
+        return OnDevice(self.arenas, self.scratch[: 4 * self.blueprint.update_stride].view(torch.float32))
 
     def name_of(self, ordinal: int) -> str:
         """A parameter's name, by its number."""
