@@ -66,6 +66,12 @@ class BucketSums:
         start = self._runs[piece.run] + piece.range.start
         return self._flat[start + part.start : start + part.stop]
 
+    def gather(self, bucket: Bucket, label: str) -> Gather:
+        """Every owner's part of a bucket, to the same place on every rank."""
+        start = self.offsets[bucket.index]
+        parts = tuple(Range(start + 4 * part.start, start + 4 * part.stop) for part in bucket.owners)
+        return Gather(parts, parts, label)
+
 
 @dataclass(eq=False)
 class _Stride:
@@ -209,14 +215,13 @@ class NaiveReducer(Reducer):
 
     def _fold_all(self, bucket: Bucket, round: Round, arriving: Iterable[tuple[Range, list[Tensor | None]]]) -> None:
         super()._fold_all(bucket, round, arriving)
-        comm, start = self._comm, self._slices.offsets[bucket.index]
+        comm = self._comm
         own = [(segment, segment.bucket) for segment in bucket.segments[comm.rank]]
         comm.reclaim(self._whole)
         for segment, part in own:
             self._slices.of(bucket, segment, part).copy_(self._totals.of(bucket, segment, part))
         comm.publish(self._whole, "sums for everybody")
-        parts = tuple(Range(start + 4 * part.start, start + 4 * part.stop) for part in bucket.owners)
-        comm.gather(self._whole, Gather(parts, parts, "sums for everybody"), self._whole.local, "gradients")
+        comm.gather(self._whole, self._slices.gather(bucket, "sums for everybody"), self._whole.local, "gradients")
         comm.release(self._whole)
         for segment, part in own:
             self._totals.of(bucket, segment, part).copy_(self._slices.of(bucket, segment, part))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zero_engine.buckets import Bucket
 from zero_engine.bulk import BulkSynchronizer
-from zero_engine.comm import Arrival, Buffer, Gather, Sight
+from zero_engine.comm import Arrival, Buffer, Sight
 from zero_engine.layout import Piece, Range
 from zero_engine.master import Master
 from zero_engine.reduce import BucketSums, ShardSums, Sums, reducer_of
@@ -81,16 +81,13 @@ class EverybodysTotals:
         self._setting, self._place, self._buffer = setting, place, buffer
         buckets = setting.blueprint.buckets
         self._of_run = {run: (bucket, first) for bucket in buckets for run, first in bucket.offsets}
-        self._gathers = [(each, self._gather(each)) for each in sorted(buckets, key=lambda each: each.unit == 0)]
+        self._gathers = [
+            (each, place.gather(each, "totals")) for each in sorted(buckets, key=lambda each: each.unit == 0)
+        ]
         self._published = self._begun = False
         self._unit = -1  # that the update has come to
         self._sights: dict[int, Sight] = {}  # by bucket number
         self._arriving: dict[int, Arrival] = {}  # by bucket number, where nothing is to be seen
-
-    def _gather(self, bucket: Bucket) -> Gather:
-        start = self._place.offsets[bucket.index]
-        parts = tuple(Range(start + 4 * part.start, start + 4 * part.stop) for part in bucket.owners)
-        return Gather(parts, parts, "totals")
 
     def publish(self) -> None:
         """The own part is in its place."""
