@@ -10,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -21,26 +18,22 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
+from workers.forked_process import ExitStatus
 from workers.gpus import gpus
-from workers.kill_pipe import KillPipe, open_kill_pipe
 from workers.launch_register import Entry, Register
 from workers.process_table import kill_marked, own_identity, wait_gone
 from workers.rank_folders import mark_released, prune
-from workers.rank_process import RESULT_FILE, ExitStatus, end_of
+from workers.rank_process import RESULT_FILE, end_of
 from workers.spool_progress import SpoolProgress
 from workers.spool_sender import SPOOL_FILE, Origin, ReportPost, SpoolSender
-from workers.zygote import MESSAGE_BYTES, zygote_environment
+from workers.zygote import TORCH
+from workers.zygote_process import ZygoteFailed, ZygoteProcess, answer_of
 
-SOCKET_PATH_BYTES = 107
 READY_SECONDS = 120.0
 PATIENCE_SECONDS = 15.0  # with a zygote that listens but is slow: the machine is busy
 PATROL_SECONDS = 0.5
 SWEEP_SECONDS = 5.0
 WARM_PAUSE_SECONDS = 2.0
-
-
-class ZygoteFailed(Exception):
-    """The zygote did not come up; the message has its last words."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +75,7 @@ class NodeAgent:
         self.launched = threading.Event()  # idle workers were used: start others
         self.launched.set()
         self.senders: dict[tuple[str, int], SpoolSender] = {}
-        self._child: subprocess.Popen[bytes] | None = None
-        self._pipe: KillPipe | None = None
+        self._zygote: ZygoteProcess | None = None
         threading.Thread(target=self._keep_warm, name="warm", daemon=True).start()
         threading.Thread(target=self._raise_first, name="zygote", daemon=True).start()
         threading.Thread(target=self._patrol, name="patrol", daemon=True).start()
@@ -109,7 +101,7 @@ class NodeAgent:
         """
         with self.lock:
             facts = self.facts
-            if facts is None or facts.code != code_mark() or not _answers(facts.socket_path, PATIENCE_SECONDS):
+            if facts is None or facts.code != code_mark() or not answer_of(facts.socket_path, PATIENCE_SECONDS):
                 self._end_zygote()
                 self.facts = self._start_zygote()
         return self.ping()
@@ -168,41 +160,25 @@ class NodeAgent:
                 self.failure = f"idle workers are not kept ready: {error}"
 
     def _start_zygote(self) -> ZygoteFacts:
-        path = str(self.folder / f"zygote-{os.getpid()}.sock")
-        if len(path.encode()) > SOCKET_PATH_BYTES:
-            raise ZygoteFailed(f"socket path {path} is longer than {SOCKET_PATH_BYTES} bytes")
-        begun, code = time.monotonic(), code_mark()
-        self._pipe = open_kill_pipe()
-        log = self.folder / "zygote.log"
-        command = [
-            sys.executable, "-P", "-m", "workers.zygote", "--socket", path, "--kill-fd", str(self._pipe.reader),
-            "--entry", self.plan.entry, "--preload", self.plan.preload,
-        ]  # fmt: skip
-        with log.open("wb") as output:
-            self._child = subprocess.Popen(
-                command, pass_fds=[self._pipe.reader], start_new_session=True, env=_zygote_environment(self.plan.path),
-                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        os.close(self._pipe.reader)
-        while time.monotonic() - begun < READY_SECONDS and self._child.poll() is None:
-            said = _answers(path, PATIENCE_SECONDS)
+        begun, code, plan = time.monotonic(), code_mark(), self.plan
+        preload = [*TORCH, *filter(None, plan.preload.split(","))]
+        self._zygote = zygote = ZygoteProcess(self.folder, plan.entry, preload, _environment(), plan.path)
+        while time.monotonic() - begun < READY_SECONDS and not zygote.ended():
+            said = zygote.answer(PATIENCE_SECONDS)
             if said is not None:
                 return ZygoteFacts(
-                    path, said["pid"], said["start_ticks"], said["kernel_kills"], time.monotonic() - begun, code
-                )
+                    zygote.socket_path, said["pid"], said["start_ticks"], said["kernel_kills"],
+                    time.monotonic() - begun, code,
+                )  # fmt: skip
             time.sleep(0.02)
         self._end_zygote()
-        raise ZygoteFailed(f"the zygote did not come up:\n{log.read_text(errors='replace')[-2000:]}")
+        raise ZygoteFailed(f"the zygote did not come up:\n{zygote.last_words()}")
 
     def _end_zygote(self) -> None:
         self.facts = None
-        if self._pipe is not None:
-            os.close(self._pipe.writer)
-            self._pipe = None
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-            self._child = None
+        if self._zygote is not None:
+            self._zygote.end()
+            self._zygote = None
 
     def _patrol(self) -> None:
         """Keep a zygote standing, and send what the ranks of dead actors left."""
@@ -214,7 +190,7 @@ class NodeAgent:
                 self.failure = f"patrol: {type(error).__name__}: {error}"
 
     def _look_around(self) -> None:
-        if self._child is not None and self._child.poll() is not None:
+        if self._zygote is not None and self._zygote.ended():
             self._raise_first()
         for entry in list(self.register.entries()):
             if not entry.closed and not entry.actor.alive():
@@ -261,26 +237,10 @@ class NodeAgent:
         }
 
 
-def _zygote_environment(path: tuple[str, ...]) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """The zygote's environment: ours, without what Ray set for its own worker, and with CUDA visible again."""
     dropped = ("CUDA_VISIBLE_DEVICES", "RAY_", "PYTHONBREAKPOINT")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    code = str(Path(__file__).resolve().parents[1])
-    kept["PYTHONPATH"] = os.pathsep.join([code, *path, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return zygote_environment(kept)
-
-
-def _answers(path: str, seconds: float) -> dict[str, Any] | None:
-    """What the zygote at this socket says of itself, None when nobody answers in time."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(seconds)
-        try:
-            connection.connect(path)
-            connection.send(b'{"op": "ping"}')
-            said = connection.recv(MESSAGE_BYTES)
-            return dict(json.loads(said)) if said else None
-        except (OSError, ValueError):
-            return None
+    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
 
 
 def code_mark() -> str:

@@ -1,8 +1,7 @@
-"""The plan of a user's model: `python -m workers.model_plan`, a process of its own, since their code runs in it.
+"""The plan of a user's model, made in a process of its own, since their code runs in it (`workers/model_builder.py`).
 
-Standard input: {"spec": {...}, "ranks": [1, 2, ...], "where": {...}, "lifeline": reader of a kill pipe}. Standard
-output: one line, a list of plans, one for each number of ranks, or a text that says why the model cannot be built. What
-the user's code prints goes to standard error.
+The question: {"spec": {...}, "ranks": [1, 2, ...], "where": {...}, "folder": working directory}. The answer: a list of
+plans, one for each number of ranks, or a text that says why the model cannot be built.
 """
 
 from __future__ import annotations
@@ -10,24 +9,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import nn
 
 from workers.build import loss_of, optimizer_of
-from workers.built_plan import SAID_BYTES
 from workers.data.batches import Batch
 from workers.data.digits import INPUTS
 from workers.data.needs import context_of
 from workers.estimates import FROM_PASS, Estimate
 from workers.failures import error_info
-from workers.kill_pipe import guard, kernel_kills
+from workers.model_builder import ANSWER_FILE, SAID_BYTES
 from workers.models.python import build_user_model, user_model_on_meta
 from workers.planner import SpecPlan, Where, engine_config, plan_parameters
+from workers.rank_process import write_atomically
 from workers.spec import JobSpec, PythonModel, parse_spec
 from zero_engine.dry_run import Empty, dry_run
 from zero_engine.flat import layout_of
@@ -79,17 +78,10 @@ def answer_to(question: dict[str, Any]) -> list[dict[str, Any]] | str:
         return traceback.format_exc()[-SAID_BYTES:] if info.code is None else info.message
 
 
-def main() -> None:
-    """Answer one question."""
-    answers, question = os.dup(1), json.load(sys.stdin)
-    os.dup2(2, 1)
-    guard(question["lifeline"], kernel_kills())
+def answer(question_file: str, _: int | None) -> None:
+    """What a fork of the builder's zygote runs: answer one question, in the folder that it was asked from."""
     with contextlib.suppress(OSError):  # where memory gets short, this is the first to go, if the system lets it
         Path("/proc/self/oom_score_adj").write_text("1000")
-    answer = json.dumps(answer_to(question))
-    with os.fdopen(answers, "w") as file:
-        print(answer, file=file)
-
-
-if __name__ == "__main__":
-    main()
+    question = json.loads(Path(question_file).read_text())
+    os.chdir(question["folder"])
+    write_atomically(Path(question_file).with_name(ANSWER_FILE), json.dumps(answer_to(question)))

@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from workers.forked_process import ForkedProcess
 from workers.gpus import device_environment, gpus, visible_devices
 from workers.launch_register import Entry, Register, rank_mark
 from workers.process_table import own_identity
-from workers.rank_process import RankProcess, end_of
+from workers.rank_process import end_of, fork_rank
 from workers.spool_progress import SpoolProgress
 from workers.spool_sender import SPOOL_FILE, Origin, ReportPost, SpoolSender
 
@@ -80,7 +81,7 @@ class RankActor:
         self.post = ReportPost(plan.report_url, plan.report_token)
         self.contact = time.monotonic()  # last sign of a server: a call or an answer
         self.listener: socket.socket | None = None
-        self.process: RankProcess | None = None
+        self.process: ForkedProcess | None = None
         self.progress: SpoolProgress | None = None
         self.sender: SpoolSender | None = None
         self.folder: Path | None = None
@@ -122,7 +123,7 @@ class RankActor:
         self.register.write(entry)
         descriptor = None if self.listener is None else self.listener.fileno()
         mark = rank_mark(plan.attempt_id, plan.rank)
-        self.process = RankProcess.fork(zygote, folder / ORDER_FILE, mark, environment, descriptor)
+        self.process = fork_rank(zygote, folder / ORDER_FILE, mark, environment, descriptor)
         self.register.write(replace(entry, process=self.process.identity))
         if self.listener is not None:
             self.listener.close()

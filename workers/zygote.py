@@ -1,9 +1,9 @@
-"""The zygote of a node: one single-threaded process that has torch imported and forks rank processes on request.
+"""A zygote: one single-threaded process that has torch imported and forks others on request, a node's ranks say.
 
 Importing torch takes seconds, forking a process that has done so takes milliseconds. CUDA is never initialised here,
-since a fork could not use it. Only torch and the standard library are imported by this file; what else ranks need is
-named by the caller (`--preload`) and so is the function a fork runs (`--entry module:function`, called with the order
-file's path and the listening descriptor or None).
+since a fork could not use it. This file itself needs the standard library only; what is imported before is named by the
+caller (`--preload`) and so is the function a fork runs (`--entry module:function`, called with the order file's path
+and the listening descriptor or None).
 
 Protocol, over a SOCK_SEQPACKET socket: one JSON object per message.
     {"op": "ping"}                                    -> {"pid", "start_ticks", "kernel_kills", "threads"}
@@ -42,16 +42,17 @@ STACK_FILE = "stacks.txt"  # where a rank writes its stacks on STACK_SIGNAL
 STACK_SIGNAL = signal.SIGUSR1
 MARK_BYTES = 64  # room kept in the first environment for the value of a mark
 MARKS = ("SHARDYARD_ATTEMPT", "SHARDYARD_RANK")  # the first is contract.ENVIRONMENT_MARK
+TORCH = ("torch", "torch.distributed", "torch.optim", "torch.utils.data")  # what every rank needs, for `--preload`
 
 Entry = Callable[[str, "int | None"], "int | None"]
 
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """What a rank process is made from."""
+    """What a process is made from."""
 
     order: str  # path of the order file
-    folder: str  # working directory of the rank
+    folder: str  # its working directory
     mark: Mapping[str, str]  # names of MARKS
     environment: Mapping[str, str]
     kill_reader: int
@@ -85,7 +86,7 @@ class Zygote:
         self.entry = entry
         self.pipe_works = pipe_works
         self.selector = selectors.DefaultSelector()
-        self.askers: dict[int, socket.socket] = {}  # pid of a rank process -> who asked for it
+        self.askers: dict[int, socket.socket] = {}  # pid of a fork -> who asked for it
         self.wake_reader, self.wake_writer = os.pipe()
         for descriptor in (self.wake_reader, self.wake_writer):
             os.set_blocking(descriptor, False)
@@ -132,7 +133,7 @@ class Zygote:
         pidfd = os.pidfd_open(pid)
         try:
             socket.send_fds(connection, [json.dumps(_identity(pid)).encode()], [pidfd])
-        except OSError:  # the actor is gone already; its kill pipe ends the rank
+        except OSError:  # who asked is gone already; the kill pipe ends the fork
             self._forget(connection)
         finally:
             os.close(pidfd)
@@ -202,8 +203,10 @@ def enter_rank(request: ForkRequest, pipe_works: bool) -> None:
     os.dup2(request.output, 2)
     os.close(null)
     os.close(request.output)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="replace", encoding="utf-8")  # type: ignore[union-attr]
+    for number, name in ((1, "stdout"), (2, "stderr")):  # made anew: the zygote's may be of a file, and this is a pipe
+        stream = open(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     for name, value in request.mark.items():
         stamp_environment(name, value)
     os.environ.update(request.environment)
@@ -255,14 +258,12 @@ def zygote_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def preload(modules: list[str]) -> None:
-    """Import what every rank will need; then keep the collector off those objects."""
-    for name in ("torch", "torch.distributed", "torch.optim", "torch.utils.data", *modules):
+    """Import what every fork will need; then keep the collector off those objects."""
+    for name in modules:
         importlib.import_module(name)
-    import torch
-
-    torch.set_num_threads(1)
-    cuda_touched = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    assert not cuda_touched, "a preloaded module initialised CUDA; forks could not use it"
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+        assert not torch.cuda.is_initialized(), "a preloaded module initialised CUDA; forks could not use it"
     assert _threads() == 1, f"{_threads()} threads in the zygote; a fork would copy one and lose the others' locks"
     gc.collect()
     gc.freeze()

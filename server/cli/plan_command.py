@@ -83,10 +83,11 @@ def _plans_of_built_model(spec: JobSpec, counts: Sequence[int], where: Where) ->
     """A user's model is built, on the meta device, in a process of its own: their code never runs in this one."""
     import asyncio
 
-    from workers.built_plan import NotBuilt, plans_of_built
+    from workers.built_plan import plans_of_built
+    from workers.model_builder import NotBuilt
 
     try:
-        return asyncio.run(plans_of_built(spec, counts, where, PLAN_SECONDS))
+        return asyncio.run(plans_of_built(spec, counts, where, seconds=PLAN_SECONDS))
     except NotBuilt as error:
         raise CommandError(f"The model could not be built:\n{error}") from error
 

@@ -17,7 +17,8 @@ from server.planning import where_of
 from server.rows import nodes, plans
 from server.settings import Settings
 from server.views import NodeView
-from workers.built_plan import NotBuilt, plan_of
+from workers.built_plan import plan_of
+from workers.model_builder import ModelBuilder, NotBuilt
 from workers.spec import JobSpec
 
 log = logging.getLogger("shardyard.plans")
@@ -31,6 +32,7 @@ class PlanMaker:
         self._database = database
         self._settings = settings
         self._leadership = leadership
+        self._builder = ModelBuilder()
         self.making: dict[str, asyncio.Task[None]] = {}  # by plan_key
 
     async def begin(self) -> None:
@@ -50,6 +52,7 @@ class PlanMaker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._builder.close()
 
     async def _make(self, key: str, spec: Mapping[str, Any], known: Sequence[NodeView]) -> None:
         """One plan for all who wait for it."""
@@ -70,7 +73,7 @@ class PlanMaker:
         """The plan, or why there is none."""
         try:
             wanted = JobSpec.model_validate(spec)
-            plan = await plan_of(wanted, where_of(wanted, known, self._settings.data_dir))
+            plan = await plan_of(wanted, where_of(wanted, known, self._settings.data_dir), self._builder)
             return plan.model_dump(mode="json"), None
         except NotBuilt as error:
             return None, str(error)

@@ -263,6 +263,7 @@ async def test_the_plan_of_a_users_model_comes_from_the_model_itself(api: Api) -
     maker = PlanMaker(api.database, api.settings, leadership)
     await maker.begin()
     await asyncio.gather(*maker.making.values())
+    await maker.stop()
     good, bad = [(await api.admin.get(place)).json() for place in places]
     assert good["status"] == "done", good
     plan = good["plan"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from pathlib import Path
 
 import pytest
@@ -12,33 +12,29 @@ from server.rows import actions, jobs, plans, queue
 from server.states import Action, Status
 from server.views import JobPlanView
 from tests.service.controller_world import ADA, BOTH, World, in_world
-from workers import built_plan
+from tests.service.plan_bodies import ACT
+from workers import built_plan, model_builder
 from workers.contract import ResumeRequest
 from workers.planner import SpecPlan, plan_spec
 from workers.spec import JobSpec
 
 USERS = {"kind": "python", "entry": "mine:build", "path": "/nowhere"}
-SLOW = ("sleep", "600")
-BUILDER = """
-import json, sys, time
-from pathlib import Path
-from workers.planner import Where, plan_spec
-from workers.spec import JobSpec
-question = json.load(sys.stdin)
-while not Path(sys.argv[2]).exists():
-    time.sleep(0.01)
-print(question["spec"]["resources"]["ranks"], file=Path(sys.argv[1]).open("a"))
-spec = JobSpec.model_validate({**question["spec"], "model": {"kind": "mlp", "hidden": [8]}})
-where = Where.model_validate(question["where"])
-print(json.dumps([plan_spec(spec, where, ranks).model_dump(mode="json") for ranks in question["ranks"]]))
-"""
+
+
+def builds(world: World, monkeypatch: pytest.MonkeyPatch, do: str, **how: str) -> None:
+    """What every build does from now on: `hang`, `fail`, or `count` once there is a file at `gate`."""
+    act = world.folder / "act"
+    act.write_text(json.dumps({"do": do, **how}))
+    monkeypatch.setenv(ACT, str(act))
+    monkeypatch.setattr(model_builder, "ENTRY", "tests.service.plan_bodies:answer")
+    monkeypatch.setattr(model_builder, "PRELOAD", ("tests.service.plan_bodies",))
 
 
 def count_builds(world: World, monkeypatch: pytest.MonkeyPatch, gate: Path | None = None) -> Path:
     """Builds take a moment, or until a file is at `gate`, and come to a plan; the answer has the ranks of each made."""
     log = world.folder / "built"
     log.touch()
-    monkeypatch.setattr(built_plan, "COMMAND", (sys.executable, "-c", BUILDER, str(log), str(gate or log)))
+    builds(world, monkeypatch, "count", log=str(log), gate=str(gate or log))
     return log
 
 
@@ -50,7 +46,7 @@ async def plan(world: World, job: str) -> JobPlanView:
 
 
 def alike(spec: JobSpec) -> SpecPlan:
-    """The plan that BUILDER gives."""
+    """The plan that a counted build gives."""
     return plan_spec(JobSpec.model_validate({**spec.model_dump(), "model": {"kind": "mlp", "hidden": [8]}}))
 
 
@@ -82,15 +78,14 @@ async def test_a_job_that_names_its_stage_starts_beside_the_making_of_its_plan(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a controller that is killed meanwhile leaves it to the next, which makes it."""
-    monkeypatch.setattr(built_plan, "COMMAND", SLOW)
+    builds(world, monkeypatch, "hang")
     job = await world.submit(model=USERS, zero={"stage": 3})
     while (await world.job(job)).status is Status.QUEUED:
         await world.controller.tick()
     assert (await plan(world, job)).status == "pending"
     await world.controller._plan_maker.stop()
     assert (await plan(world, job)).status == "pending"
-    answer = alike((await world.job(job)).job_spec()).model_dump_json()
-    monkeypatch.setattr(built_plan, "COMMAND", ("echo", f"[{answer}]"))
+    count_builds(world, monkeypatch)
     world.restart()
     await world.look()
     found = await plan(world, job)
@@ -102,9 +97,10 @@ async def test_a_model_that_cannot_be_built_is_said_so_in_time_and_runs_at_a_cau
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that hangs and one that ends without a word; its ranks will say more, and a resume tries again."""
-    monkeypatch.setattr(built_plan, "BUILD_SECONDS", 0.2)
-    for command, why in ((SLOW, "It was not built within 0.2 s."), (("false",), "Its process ended with code 1.")):
-        monkeypatch.setattr(built_plan, "COMMAND", command)
+    hung, failed = "It was not built within 0.2 s.", "Its process ended with code 1."
+    for do, seconds, why in (("hang", 0.2, hung), ("fail", 120.0, failed)):
+        builds(world, monkeypatch, do)
+        monkeypatch.setattr(built_plan, "BUILD_SECONDS", seconds)
         job = await world.submit(model=USERS)
         await world.until_status(job, Status.RUNNING)
         found = await plan(world, job)
@@ -113,7 +109,6 @@ async def test_a_model_that_cannot_be_built_is_said_so_in_time_and_runs_at_a_cau
         (event,) = [event for event in await world.events(job) if event.action == "plan.failed"]
         assert event.message == f"No plan can be made: {why}"
     await world.pause_after(job, 10)
-    monkeypatch.setattr(built_plan, "BUILD_SECONDS", 120.0)
     count_builds(world, monkeypatch)
     await world.act(Action.RESUME, job)
     await world.until_status(job, Status.RUNNING)

@@ -19,7 +19,7 @@ from workers.agent import AgentPlan, NodeAgent, ZygoteFailed
 from workers.launch_register import Entry, Register, rank_mark
 from workers.process_table import ProcessId, marked, own_identity, wait_gone
 from workers.rank_folders import RELEASED_FILE
-from workers.rank_process import RankProcess
+from workers.rank_process import fork_rank
 
 DEAD = ProcessId(own_identity().pid, 1)  # a reused pid: not alive
 
@@ -126,7 +126,7 @@ def test_a_sweep_ends_what_is_left_and_forgets_it(agent: NodeAgent, tmp_path: Pa
     ready = tmp_path / "ready"
     order = Path(made.folder) / "order.json"
     order.write_text(json.dumps({"act": "stay", "ready": str(ready)}))
-    rank = RankProcess.fork(zygote["socket_path"], order, rank_mark("attempt", 0), {"GIVEN": "yes"}, None)
+    rank = fork_rank(zygote["socket_path"], order, rank_mark("attempt", 0), {"GIVEN": "yes"}, None)
     wait_for(lambda: ready.exists() or rank.ended())  # the agent's own look may be faster
     agent.sweep("attempt")
     assert rank.ended(60.0) and list(marked({"SHARDYARD_ATTEMPT": "attempt"})) == []

@@ -1,4 +1,4 @@
-"""A user's model is built in a process of its own: a plan or a reason comes of it, in time, and nothing is left."""
+"""A user's model is built in a fork of a warm process: a plan or a reason comes of it, in time, and nothing is left."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 
 from tests.session import ROOT
 from tests.waiting import wait_for
-from workers import built_plan
-from workers.built_plan import NotBuilt, plans_of_built
+from workers import model_builder
+from workers.built_plan import plans_of_built
+from workers.model_builder import ModelBuilder, NotBuilt
 from workers.planner import Where
 from workers.process_table import marked
 from workers.spec import JobSpec
@@ -43,6 +44,7 @@ def leaving():
 
 def with_children():
     subprocess.Popen(["sleep", "600"])
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
     multiprocessing.get_context("fork").Process(target=signal.pause).start()
     return plain()
 
@@ -67,19 +69,27 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {MARK: str(tmp_path)}
 
 
+def others(mark: dict[str, str]) -> list[int]:
+    """Processes that were started since, and what they have started."""
+    return [each.pid for each in marked(mark) if each.pid != os.getpid()]
+
+
 def test_every_end_of_a_build_is_a_plan_or_a_reason_and_leaves_no_process(tmp_path: Path, mark: dict[str, str]) -> None:
     """The user's error; a wrong result; a crash and an exit with how they ended; a plan, though children go on."""
 
-    async def outcome(entry: str) -> str:
+    async def outcome(entry: str, builder: ModelBuilder) -> str:
         try:
-            (plan,) = await plans_of_built(spec_of(tmp_path, entry), [1], Where())
+            (plan,) = await plans_of_built(spec_of(tmp_path, entry), [1], Where(), builder)
             return f"{plan.parameters} parameters"
         except NotBuilt as error:
             return str(error)
 
     async def all_of_them() -> list[str]:
         entries = ("broken", "nothing", "crashing", "leaving", "with_children")
-        return await asyncio.gather(*map(outcome, entries))
+        async with ModelBuilder() as builder:
+            found = await asyncio.gather(*(outcome(entry, builder) for entry in entries))
+            assert len(others(mark)) == 1  # the zygote
+        return found
 
     broken, nothing, crashed, left, with_children = asyncio.run(all_of_them())
     assert with_children == "650 parameters"
@@ -87,17 +97,55 @@ def test_every_end_of_a_build_is_a_plan_or_a_reason_and_leaves_no_process(tmp_pa
     assert "returned int; it must return a torch.nn.Module" in nothing
     assert crashed.endswith("the last words\n\nIts process was ended by SIGABRT.") and len(crashed) < 5000
     assert left == "Its process ended with code 3."
-    assert not [each for each in marked(mark) if each.pid != os.getpid()]
+    assert not others(mark)
 
 
-def test_a_build_that_hangs_ends_in_time_with_its_children(
-    mark: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_that_hangs_ends_in_time_with_its_children(mark: dict[str, str], tmp_path: Path) -> None:
     """The reason says for how long it was waited for."""
-    monkeypatch.setattr(built_plan, "COMMAND", ("sh", "-c", "sleep 600 & wait"))
-    with pytest.raises(NotBuilt, match=r"not built within 0.5 s"):
-        asyncio.run(plans_of_built(spec_of(tmp_path, "plain"), [1], Where(), 0.5))
-    assert not [each for each in marked(mark) if each.pid != os.getpid()]
+    begun = tmp_path / "begun"
+    spec = spec_of(tmp_path, "hanging", begun=str(begun))
+
+    async def hang() -> None:
+        async with ModelBuilder() as builder:
+            for seconds in (2.0**power for power in range(8)):  # until there was time for the user's code to begin
+                with pytest.raises(NotBuilt, match=f"not built within {seconds:g} s"):
+                    await plans_of_built(spec, [1], Where(), builder, seconds)
+                assert len(others(mark)) == 1  # the zygote
+                if begun.exists():
+                    return
+        raise AssertionError("the user's code never ran")
+
+    asyncio.run(hang())
+    assert not others(mark)
+
+
+def test_models_are_built_by_one_warm_process_while_it_lives_and_is_asked(
+    tmp_path: Path, mark: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, it is made anew with the next question; without questions it goes."""
+    spec = spec_of(tmp_path, "plain")
+
+    async def build() -> None:
+        async with ModelBuilder() as builder:
+            first = await zygote_after(builder)
+            assert await zygote_after(builder) == first
+            os.kill(first, signal.SIGKILL)
+            assert await zygote_after(builder) != first
+            monkeypatch.setattr(model_builder, "IDLE_SECONDS", 0.0)
+            await plans_of_built(spec, [1], Where(), builder)
+            await asyncio.to_thread(wait_for, lambda: not others(mark), "the idle zygote is gone")
+            monkeypatch.setattr(model_builder, "ENTRY", "no_such_module:answer")
+            with pytest.raises(NotBuilt, match=r"did not start:[^$]*no_such_module"):
+                await plans_of_built(spec, [1], Where(), builder)
+
+    async def zygote_after(builder: ModelBuilder) -> int:
+        (plan,) = await plans_of_built(spec, [1], Where(), builder)
+        assert plan.parameters == 650
+        (zygote,) = others(mark)
+        return zygote
+
+    asyncio.run(build())
+    assert not others(mark)
 
 
 ASKING = """
@@ -133,4 +181,4 @@ def test_a_build_that_nobody_waits_for_any_more_ends(tmp_path: Path, mark: dict[
         await asyncio.gather(asking, return_exceptions=True)
 
     asyncio.run(ask_and_leave())
-    assert not [each for each in marked(mark) if each.pid != os.getpid()]
+    assert not others(mark)

@@ -14,7 +14,7 @@ import pytest
 from server.controller.actions import Start
 from server.controller.stage import resolve_stage as resolve_for_slot
 from server.views import PlanView
-from workers import built_plan
+from workers import model_builder
 from workers.built_plan import plans_of_built, resolve_stage
 from workers.calibrations import calibration_file, known_calibration, this_machine
 from workers.contract import JobId
@@ -172,7 +172,7 @@ def test_a_users_model_gets_the_stage_that_fits_its_device(tmp_path: Path, monke
         3,
         1,
     )
-    monkeypatch.setattr(built_plan, "COMMAND", ("/bin/false",))
+    monkeypatch.setattr(model_builder, "ENTRY", "no_such_module:answer")
     unknown = resolve_stage(wanted, Where())
     assert unknown.spec.zero.stage == 1 and unknown.why is not None and "could not be planned" in unknown.why
 

@@ -16,68 +16,37 @@ from typing import Any
 import pytest
 
 from tests.waiting import wait_for
-from workers.kill_pipe import KillPipe, open_kill_pipe
+from workers.forked_process import ExitStatus, ForkedProcess, ZygoteGone
 from workers.process_table import identify, marked, wait_gone
-from workers.rank_process import OUTPUT_FILE, ExitStatus, RankProcess, ZygoteGone, conclude, end_of
-from workers.zygote import STACK_SIGNAL, zygote_environment
+from workers.rank_process import OUTPUT_FILE, conclude, end_of, fork_rank
+from workers.zygote import STACK_SIGNAL, TORCH
+from workers.zygote_process import ZygoteProcess
 
 ROOT = Path(__file__).parents[2]
 
 
-class Zygote:
-    """A zygote of this test and its only kill pipe writer."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = str(folder / "z.sock")
-        self.pipe: KillPipe = open_kill_pipe()
-        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "workers.zygote",
-                "--socket",
-                self.socket,
-                "--kill-fd",
-                str(self.pipe.reader),
-                "--entry",
-                "zygote_bodies:run",
-            ],
-            pass_fds=[self.pipe.reader],
-            env=zygote_environment({**os.environ, "PYTHONPATH": path}),
-            start_new_session=True,
-        )
-        os.close(self.pipe.reader)
-        wait_for(lambda: self.facts() or self.process.poll() is not None)
-
-    def facts(self) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.settimeout(60)
-            try:
-                connection.connect(self.socket)
-                connection.send(b'{"op": "ping"}')
-                return dict(json.loads(connection.recv(65536)))
-            except (OSError, ValueError):
-                return {}
-
-    def end(self) -> None:
-        os.close(self.pipe.writer)
-        self.process.wait(60)
+def new_zygote(folder: Path) -> ZygoteProcess:
+    """A zygote of this test that answers."""
+    zygote = ZygoteProcess(folder, "zygote_bodies:run", TORCH, os.environ, path=[str(Path(__file__).parent)])
+    wait_for(lambda: zygote.answer(60.0) is not None or zygote.ended())
+    return zygote
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    zygote = Zygote(tmp_path_factory.mktemp("zygote"))
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
+    zygote = new_zygote(tmp_path_factory.mktemp("zygote"))
     yield zygote
     zygote.end()
 
 
-def fork(zygote: Zygote, folder: Path, rank: int = 0, listener: int | None = None, **order: Any) -> RankProcess:
+def fork(
+    zygote: ZygoteProcess, folder: Path, rank: int = 0, listener: int | None = None, **order: Any
+) -> ForkedProcess:
     """A rank that does what the order says."""
     home = folder / str(rank)
     home.mkdir(exist_ok=True)
     (home / "order.json").write_text(json.dumps({"ready": str(home / "ready"), **order}))
-    return RankProcess.fork(zygote.socket, home / "order.json", mark_of(folder, rank), {"GIVEN": "yes"}, listener)
+    return fork_rank(zygote.socket_path, home / "order.json", mark_of(folder, rank), {"GIVEN": "yes"}, listener)
 
 
 def mark_of(folder: Path, rank: int = 0) -> dict[str, str]:
@@ -88,15 +57,16 @@ def pids(mark: dict[str, str]) -> list[int]:
     return [process.pid for process in marked(mark)]
 
 
-def test_the_zygote_has_one_thread_and_a_working_kill_pipe(zygote: Zygote) -> None:
+def test_the_zygote_has_one_thread_and_a_working_kill_pipe(zygote: ZygoteProcess) -> None:
     """A fork copies one thread and loses the locks of the others: there must be none."""
-    facts = zygote.facts()
+    facts = zygote.answer(60.0)
+    assert facts is not None
     assert facts["threads"] == 1
     assert facts["kernel_kills"] is True
-    assert facts["pid"] == zygote.process.pid
+    assert facts["pid"] == zygote.pid
 
 
-def test_a_fork_leads_its_group_in_its_folder_with_its_output(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_fork_leads_its_group_in_its_folder_with_its_output(zygote: ZygoteProcess, tmp_path: Path) -> None:
     """The rank is what enter_rank promises; its status and peak memory come from the zygote."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         rank = fork(zygote, tmp_path, listener=server.fileno(), act="tell")
@@ -110,7 +80,7 @@ def test_a_fork_leads_its_group_in_its_folder_with_its_output(zygote: Zygote, tm
     assert status.peak_rss is not None and status.peak_rss > 50 * 2**20
 
 
-def test_an_exception_is_printed_and_exits_with_one(zygote: Zygote, tmp_path: Path) -> None:
+def test_an_exception_is_printed_and_exits_with_one(zygote: ZygoteProcess, tmp_path: Path) -> None:
     """Nothing of the zygote runs on in a failed fork."""
     rank = fork(zygote, tmp_path, act="fail")
     assert rank.ended(60.0)
@@ -119,7 +89,7 @@ def test_an_exception_is_printed_and_exits_with_one(zygote: Zygote, tmp_path: Pa
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_sys_exit_gives_its_code(zygote: Zygote, tmp_path: Path, code: int) -> None:
+def test_sys_exit_gives_its_code(zygote: ZygoteProcess, tmp_path: Path, code: int) -> None:
     """A user's sys.exit is an exit of the rank."""
     rank = fork(zygote, tmp_path, act="leave", code=code)
     assert rank.ended(60.0)
@@ -127,7 +97,7 @@ def test_sys_exit_gives_its_code(zygote: Zygote, tmp_path: Path, code: int) -> N
 
 
 @pytest.mark.parametrize("in_c", [False, True])
-def test_closing_the_pipe_kills_the_whole_group(zygote: Zygote, tmp_path: Path, in_c: bool) -> None:
+def test_closing_the_pipe_kills_the_whole_group(zygote: ZygoteProcess, tmp_path: Path, in_c: bool) -> None:
     """A rank that ignores signals, or never returns from C, dies with its children when the writer goes."""
     rank = fork(zygote, tmp_path, act="stay", in_c=in_c)
     wait_for((tmp_path / "0" / "ready").exists)
@@ -139,7 +109,7 @@ def test_closing_the_pipe_kills_the_whole_group(zygote: Zygote, tmp_path: Path, 
 
 
 def test_a_rank_may_be_ended_by_two_threads_at_once(
-    zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    zygote: ZygoteProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kill closes the pipe; before it goes on, the watcher has seen the end and collects: no second close."""
     rank = fork(zygote, tmp_path, act="stay")
@@ -154,7 +124,7 @@ def test_a_rank_may_be_ended_by_two_threads_at_once(
         watcher.start()
         watcher.join()
 
-    monkeypatch.setattr("workers.rank_process.os.close", close)
+    monkeypatch.setattr("workers.forked_process.os.close", close)
     rank.kill()
     assert [status.signal for status in collected] == [signal.SIGKILL]
 
@@ -168,7 +138,7 @@ def test_an_actor_that_loses_one_of_its_threads_ends() -> None:
     assert ended.returncode == 1 and "ValueError" in ended.stderr
 
 
-def test_a_kill_leaves_other_ranks_of_the_attempt_alone(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_kill_leaves_other_ranks_of_the_attempt_alone(zygote: ZygoteProcess, tmp_path: Path) -> None:
     """The mark names the rank too."""
     first, second = (fork(zygote, tmp_path, rank, act="stay") for rank in range(2))
     for rank in range(2):
@@ -184,21 +154,21 @@ def test_a_kill_leaves_other_ranks_of_the_attempt_alone(zygote: Zygote, tmp_path
 OWNER = """
 import json, os, sys, signal
 from pathlib import Path
-from workers.rank_process import RankProcess
+from workers.rank_process import fork_rank
 order = Path(sys.argv[2])
-rank = RankProcess.fork(sys.argv[1], order, json.loads(sys.argv[3]), {"GIVEN": "yes"}, None)
+rank = fork_rank(sys.argv[1], order, json.loads(sys.argv[3]), {"GIVEN": "yes"}, None)
 print(rank.identity.pid, flush=True)
 signal.pause()
 """
 
 
-def test_the_death_of_its_owner_kills_a_rank_stuck_in_c(zygote: Zygote, tmp_path: Path) -> None:
+def test_the_death_of_its_owner_kills_a_rank_stuck_in_c(zygote: ZygoteProcess, tmp_path: Path) -> None:
     """kill -9 of the process that holds the writer: the kernel ends the rank, nobody else has to."""
     home = tmp_path / "0"
     home.mkdir()
     (home / "order.json").write_text(json.dumps({"act": "stay", "in_c": True, "ready": str(home / "ready")}))
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, zygote.socket, str(home / "order.json"), json.dumps(mark_of(tmp_path))],
+        [sys.executable, "-c", OWNER, zygote.socket_path, str(home / "order.json"), json.dumps(mark_of(tmp_path))],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
@@ -213,7 +183,7 @@ def test_the_death_of_its_owner_kills_a_rank_stuck_in_c(zygote: Zygote, tmp_path
         os.kill(process.pid, signal.SIGKILL)
 
 
-def test_stacks_name_the_function_or_say_that_it_does_not_answer(zygote: Zygote, tmp_path: Path) -> None:
+def test_stacks_name_the_function_or_say_that_it_does_not_answer(zygote: ZygoteProcess, tmp_path: Path) -> None:
     """A Python stack where Python runs; the kernel's view of a stopped process."""
     rank = fork(zygote, tmp_path, act="stay")
     wait_for((tmp_path / "0" / "ready").exists)
@@ -225,7 +195,7 @@ def test_stacks_name_the_function_or_say_that_it_does_not_answer(zygote: Zygote,
     rank.collect()
 
 
-def test_a_rank_whose_stacks_are_asked_for_as_it_begins_lives(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_rank_whose_stacks_are_asked_for_as_it_begins_lives(zygote: ZygoteProcess, tmp_path: Path) -> None:
     """Its process is known before it listens for the signal, whose default is to end it."""
     for number in range(10):
         rank = fork(zygote, tmp_path, number, act="stay")
@@ -238,12 +208,12 @@ def test_a_rank_whose_stacks_are_asked_for_as_it_begins_lives(zygote: Zygote, tm
 
 
 def test_a_dead_zygote_leaves_ranks_and_says_no_status(tmp_path: Path) -> None:
-    """The zygote goes with its agent's pipe; its ranks live on, their own word decides how they ended."""
-    zygote = Zygote(tmp_path)
+    """Its ranks live on, their own word decides how they ended."""
+    zygote = new_zygote(tmp_path)
     rank = fork(zygote, tmp_path, act="stay")
     wait_for((tmp_path / "0" / "ready").exists)
     zygote.end()
-    assert zygote.process.returncode == -signal.SIGKILL
+    assert zygote.ended()
     assert not rank.ended(0.2)
     rank.kill()
     assert rank.ended(60.0)
