@@ -26,7 +26,6 @@ from workers.rank_folders import mark_released, prune
 from workers.rank_process import RESULT_FILE, end_of
 from workers.spool_progress import SpoolProgress
 from workers.spool_sender import SPOOL_FILE, Origin, ReportPost, SpoolSender
-from workers.zygote import TORCH
 from workers.zygote_process import ZygoteFailed, ZygoteProcess, answer_of
 
 READY_SECONDS = 120.0
@@ -161,8 +160,8 @@ class NodeAgent:
 
     def _start_zygote(self) -> ZygoteFacts:
         begun, code, plan = time.monotonic(), code_mark(), self.plan
-        preload = [*TORCH, *filter(None, plan.preload.split(","))]
-        self._zygote = zygote = ZygoteProcess(self.folder, plan.entry, preload, _environment(), plan.path)
+        modules = plan.preload.split(",")
+        self._zygote = zygote = ZygoteProcess(self.folder, plan.entry, modules, _environment(), plan.path)
         while time.monotonic() - begun < READY_SECONDS and not zygote.ended():
             said = zygote.answer(PATIENCE_SECONDS)
             if said is not None:

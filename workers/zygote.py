@@ -42,7 +42,6 @@ STACK_FILE = "stacks.txt"  # where a rank writes its stacks on STACK_SIGNAL
 STACK_SIGNAL = signal.SIGUSR1
 MARK_BYTES = 64  # room kept in the first environment for the value of a mark
 MARKS = ("SHARDYARD_ATTEMPT", "SHARDYARD_RANK")  # the first is contract.ENVIRONMENT_MARK
-TORCH = ("torch", "torch.distributed", "torch.optim", "torch.utils.data")  # what every rank needs, for `--preload`
 
 Entry = Callable[[str, "int | None"], "int | None"]
 

@@ -79,7 +79,7 @@ def read_manifest(store: Store, folder: str) -> Manifest:
     try:
         manifest = Manifest.decode(store.get(f"{folder}/{MANIFEST}"))
     except NotFound as error:
-        raise NotPublished(f"{folder} has no manifest: it was never finished") from error
+        raise NotPublished(f"{folder} has no manifest: it was never finished, or was deleted") from error
     except CheckpointError as error:
         raise type(error)(f"the manifest of {folder}: {error}") from error
     if manifest.folder != folder:

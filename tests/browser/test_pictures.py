@@ -1,4 +1,7 @@
-"""The pictures of the docs: each page in both themes, over jobs that ran. PICTURES=1 writes them to docs/images."""
+"""The pictures of the docs: each page in both themes, over jobs that ran. PICTURES=1 writes them to docs/images.
+
+Among the soaks: that the pages draw themselves in both themes is seen by test_pages.py too.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tests.browser.conftest import settled
 from tests.browser.specs import digits, own_model
 from tests.running_service import Service
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.soak]
 WRITES = os.environ.get("PICTURES") == "1"
 STEPS = 240 if WRITES else 40  # pictures are of a run on the standard library; the check alone is quicker
 

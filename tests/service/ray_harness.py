@@ -20,7 +20,10 @@ from workers.spec import JobSpec
 
 SLOTS = 4
 BODY = RayOptions(
-    entry="ray_rank_body:start", preload="workers.contract", warm_workers=2, path=(str(Path(__file__).parent),)
+    entry="ray_rank_body:start",
+    preload="workers.contract,torch.distributed",
+    warm_workers=2,
+    path=(str(Path(__file__).parent),),
 )
 
 

@@ -47,11 +47,6 @@ def with_children():
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     multiprocessing.get_context("fork").Process(target=signal.pause).start()
     return plain()
-
-def hanging(begun):
-    subprocess.Popen(["sleep", "600"])
-    Path(begun).touch()
-    signal.pause()
 """
 MARK = "SHARDYARD_TEST_OF_BUILDS"
 
@@ -100,6 +95,14 @@ def test_every_end_of_a_build_is_a_plan_or_a_reason_and_leaves_no_process(tmp_pa
     assert not others(mark)
 
 
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds do what build_bodies.py says, in forks of a zygote that needs no seconds to import torch."""
+    monkeypatch.setattr(model_builder, "ENTRY", "tests.unit.build_bodies:run")
+    monkeypatch.setattr(model_builder, "PRELOAD", ())
+
+
+@pytest.mark.usefixtures("light")
 def test_a_build_that_hangs_ends_in_time_with_its_children(mark: dict[str, str], tmp_path: Path) -> None:
     """The reason says for how long it was waited for."""
     begun = tmp_path / "begun"
@@ -107,42 +110,38 @@ def test_a_build_that_hangs_ends_in_time_with_its_children(mark: dict[str, str],
 
     async def hang() -> None:
         async with ModelBuilder() as builder:
-            for seconds in (2.0**power for power in range(8)):  # until there was time for the user's code to begin
+            for seconds in (2.0**power for power in range(8)):  # until there was time for the build to begin
                 with pytest.raises(NotBuilt, match=f"not built within {seconds:g} s"):
                     await plans_of_built(spec, [1], Where(), builder, seconds)
                 assert len(others(mark)) == 1  # the zygote
                 if begun.exists():
                     return
-        raise AssertionError("the user's code never ran")
+        raise AssertionError("the build never began")
 
     asyncio.run(hang())
     assert not others(mark)
 
 
+@pytest.mark.usefixtures("light")
 def test_models_are_built_by_one_warm_process_while_it_lives_and_is_asked(
     tmp_path: Path, mark: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed, it is made anew with the next question; without questions it goes."""
-    spec = spec_of(tmp_path, "plain")
+    """Killed, it is made anew with the next question; without questions it goes; one that cannot start says why."""
+    question = {"spec": spec_of(tmp_path, "plain").model_dump(mode="json")}
 
     async def build() -> None:
         async with ModelBuilder() as builder:
-            first = await zygote_after(builder)
-            assert await zygote_after(builder) == first
+            first = await builder.ask(question)
+            assert await builder.ask(question) == first and others(mark) == [first]
             os.kill(first, signal.SIGKILL)
-            assert await zygote_after(builder) != first
+            second = await builder.ask(question)
+            assert second != first and others(mark) == [second]
             monkeypatch.setattr(model_builder, "IDLE_SECONDS", 0.0)
-            await plans_of_built(spec, [1], Where(), builder)
+            assert await builder.ask(question) == second
             await asyncio.to_thread(wait_for, lambda: not others(mark), "the idle zygote is gone")
             monkeypatch.setattr(model_builder, "ENTRY", "no_such_module:answer")
             with pytest.raises(NotBuilt, match=r"did not start:[^$]*no_such_module"):
-                await plans_of_built(spec, [1], Where(), builder)
-
-    async def zygote_after(builder: ModelBuilder) -> int:
-        (plan,) = await plans_of_built(spec, [1], Where(), builder)
-        assert plan.parameters == 650
-        (zygote,) = others(mark)
-        return zygote
+                await builder.ask(question)
 
     asyncio.run(build())
     assert not others(mark)
@@ -150,33 +149,36 @@ def test_models_are_built_by_one_warm_process_while_it_lives_and_is_asked(
 
 ASKING = """
 import asyncio, sys
+from workers import model_builder
 from workers.built_plan import plans_of_built
 from workers.planner import Where
 from workers.spec import load_spec
+model_builder.ENTRY, model_builder.PRELOAD = "tests.unit.build_bodies:run", ()
 asyncio.run(plans_of_built(load_spec(sys.argv[1]), [1], Where()))
 """
 
 
 def test_a_build_ends_with_a_process_that_was_killed_while_it_asked(tmp_path: Path, mark: dict[str, str]) -> None:
-    """kill -9 of who asks: the kernel ends the build and what the user's code had started."""
+    """kill -9 of who asks: the kernel ends the zygote, the build and what that had started."""
     begun = tmp_path / "begun"
     spec = spec_of(tmp_path, "hanging", begun=str(begun)).model_dump_json()
     asking = subprocess.Popen([sys.executable, "-c", ASKING, spec], cwd=ROOT)
     try:
-        wait_for(begun.exists, "the user's code runs")
+        wait_for(begun.exists, "the build has begun")
     finally:
         asking.send_signal(signal.SIGKILL)
         asking.wait()
     wait_for(lambda: not list(marked(mark)), "nothing is left", lambda: str(list(marked(mark))))
 
 
+@pytest.mark.usefixtures("light")
 def test_a_build_that_nobody_waits_for_any_more_ends(tmp_path: Path, mark: dict[str, str]) -> None:
     """Cancelled, as when the server stops."""
     begun = tmp_path / "begun"
 
     async def ask_and_leave() -> None:
         asking = asyncio.create_task(plans_of_built(spec_of(tmp_path, "hanging", begun=str(begun)), [1], Where()))
-        await asyncio.to_thread(wait_for, begun.exists, "the user's code runs")
+        await asyncio.to_thread(wait_for, begun.exists, "the build has begun")
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 

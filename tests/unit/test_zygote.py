@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 from workers.forked_process import ExitStatus, ForkedProcess, ZygoteGone
 from workers.process_table import identify, marked, wait_gone
 from workers.rank_process import OUTPUT_FILE, conclude, end_of, fork_rank
-from workers.zygote import STACK_SIGNAL, TORCH
+from workers.zygote import STACK_SIGNAL
 from workers.zygote_process import ZygoteProcess
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 def new_zygote(folder: Path) -> ZygoteProcess:
     """A zygote of this test that answers."""
-    zygote = ZygoteProcess(folder, "zygote_bodies:run", TORCH, os.environ, path=[str(Path(__file__).parent)])
+    zygote = ZygoteProcess(folder, "zygote_bodies:run", ["torch"], os.environ, path=[str(Path(__file__).parent)])
     wait_for(lambda: zygote.answer(60.0) is not None or zygote.ended())
     return zygote
 
