@@ -34,7 +34,7 @@ from zero_engine.config import ZeroConfig
 from zero_engine.errors import NonFiniteError, PeerError, UsageError
 from zero_engine.first_values import Built, FirstValues, Initial
 from zero_engine.flat import layout_of
-from zero_engine.group import comm_between, membership_of
+from zero_engine.group import comm_between, membership_of, require_equal_settings
 from zero_engine.hooks import ModuleHooks
 from zero_engine.layout import Layout
 from zero_engine.loss_scale import loss_scale_of
@@ -83,6 +83,8 @@ class Engine(Persistent):
         self.device = place_of(model, member, device)
         self.layout: Layout = layout_of(model, config.units, self.optimizer)
         self.parameters = tuple(model.get_parameter(entry.spec.name) for entry in self.layout.canonical_entries)
+        self._require_no_gradients()
+        require_equal_settings(member, self.config, self.optimizer)
         self.comm = comm_between(member, self.device, self.config)
         with self.comm.ledger.on("construction"):
             first = begin(self.comm, member, self.layout, model, self.parameters, self.config, self.device, initial)
@@ -99,6 +101,14 @@ class Engine(Persistent):
         self._watches_next = False  # the next step's memory is measured
         self._farewell: Timer | None = None  # tells waiting ranks that this one has left its loop
         self._start_persistent()
+
+    def _require_no_gradients(self) -> None:
+        for entry, parameter in zip(self.layout.canonical_entries, self.parameters, strict=True):
+            if parameter.grad is not None:
+                raise UsageError(
+                    f"parameter '{entry.spec.name}' has a gradient from before the engine, which every rank would add; "
+                    "call model.zero_grad(set_to_none=True) first"
+                )
 
     def _build(self, first: FirstValues) -> None:
         comm, device = self.comm, self.device

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from zero_engine import comm_shm
+from zero_engine.adamw import Optimizer
 from zero_engine.comm import Comm, Gather
 from zero_engine.comm_group import GroupComm
 from zero_engine.config import ZeroConfig
@@ -37,6 +38,26 @@ def membership_of(group: dist.ProcessGroup | None) -> Membership:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("WORLD_SIZE is above 1 but no process group exists; call torch.distributed.init_process_group")
     return Membership(None, 0, 1)
+
+
+def require_equal_settings(member: Membership, config: ZeroConfig, optimizer: Optimizer) -> None:
+    """Compare what the ranks were given; collective. Raises DivergedError naming the first difference."""
+    if member.ranks == 1:
+        return
+    own = {f"config.{name}": repr(value) for name, value in asdict(config).items()}
+    own["optimizer"] = type(optimizer).__name__
+    for group, (update, lr) in enumerate(optimizer.updates()):
+        settings = asdict(update) if is_dataclass(update) and not isinstance(update, type) else {"lr": lr}
+        own |= {f"optimizer.groups[{group}].{name}": repr(value) for name, value in settings.items()}
+    everybody: list[Any] = [None] * member.ranks
+    dist.all_gather_object(everybody, own, group=member.group)
+    for rank, other in enumerate(everybody):
+        for name in sorted(everybody[0].keys() | other.keys(), key=[*everybody[0], *other].index):
+            if everybody[0].get(name) != other.get(name):
+                raise DivergedError(
+                    f"{name} is {everybody[0].get(name)} on rank 0 and {other.get(name)} on rank {rank}; give all "
+                    "ranks the same"
+                )
 
 
 def comm_between(member: Membership, device: torch.device, config: ZeroConfig) -> Comm:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zero_engine.errors import UsageError
 from zero_engine.pieces import Pieces
+from zero_engine.standing import NEEDED_AWAY, is_of_weights_away
 from zero_engine.strategy import GradientSynchronizer, ShardingStrategy
 from zero_engine.trace import PhaseClock
 from zero_engine.windows import BackwardOrder
@@ -39,13 +40,14 @@ class ModuleHooks:
         self._seen: BaseException | None = None
         self._training = False  # inside a micro-batch of a step
         self._backward_unit: int | None = None  # the unit whose backward runs; None outside of backward
+        self._given: dict[int, dict[int, Any]] = {}  # by unit inside its forward: what it was given, with its grad_fn
         self._handles: list[Any] = []
         self._handles.append(model.register_forward_hook(lambda *_: self._notice("the model"), always_call=True))
         for number, name in enumerate(unit_names, start=1):
             module = model.get_submodule(name)
             self._handles += [
-                module.register_forward_pre_hook(self._before_forward(number)),
-                module.register_forward_hook(self._after_forward(number), always_call=True),
+                module.register_forward_pre_hook(self._before_forward(number), with_kwargs=True),
+                module.register_forward_hook(self._after_forward(number), with_kwargs=True, always_call=True),
             ]
         for ordinal, parameter in enumerate(parameters):
             if parameter.requires_grad:
@@ -63,6 +65,10 @@ class ModuleHooks:
         self._backward_unit = 0
         try:
             loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if not is_of_weights_away(error):
+                raise
+            raise UsageError(NEEDED_AWAY) from error
         finally:
             self._backward_unit = None
         if last:
@@ -83,26 +89,40 @@ class ModuleHooks:
             self._synchronizer.unit_done(unit)
 
     def _before_forward(self, unit: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any) -> None:
-            if self._backward_unit != unit:  # recomputed inside its own backward: the window is open already
-                with self._clock.phase("gather"):
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if torch.is_grad_enabled():
+                self._given[unit] = {id(each): each.grad_fn for each in tensors_in((args, kwargs))}
+            with self._clock.phase("gather"):
+                if self._backward_unit == unit:  # recomputed inside its own backward
+                    self._strategy.stay(unit)
+                else:
                     self._strategy.before_forward(unit)
 
         return hook
 
     def _after_forward(self, unit: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            given = self._given.pop(unit, {})
             if self._backward_unit == unit:
                 return
             self._strategy.after_forward(unit)
             self._notice(self._names[unit])
-            if not (self._training and torch.is_grad_enabled()):
+            if not torch.is_grad_enabled():
                 return
-            tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-            if tensors:
-                call = self._order.record(unit)
-                for tensor in tensors:
-                    tensor.register_hook(self._before_backward(unit, call))  # type: ignore[no-untyped-call]
+            own = [each for each in tensors_in(output) if each.requires_grad and not _is_passed(each, given)]
+            if own:
+                begins = self._before_backward(unit, self._order.record(unit)) if self._training else self._look(unit)
+                for tensor in own:
+                    tensor.register_hook(begins)  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _look(self, unit: int) -> Callable[[Tensor], None]:
+        """Outside of a micro-batch, where somebody wants the gradient of an input: the weights, and nothing else."""
+
+        def hook(gradient: Tensor) -> None:
+            self._strategy.before_backward(unit)
+            self._strategy.after_forward(unit)
 
         return hook
 
@@ -143,6 +163,11 @@ class ModuleHooks:
         self._seen = None  # its frames hold what they were doing
 
 
+def _is_passed(tensor: Tensor, given: dict[int, Any]) -> bool:
+    """Whether a unit returns what it was given: the backward of that is none of its own. In place it made another."""
+    return id(tensor) in given and given[id(tensor)] is tensor.grad_fn
+
+
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Tensors in nested tuples, lists, dicts and objects with attributes."""
     if isinstance(value, Tensor):
@@ -152,5 +177,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
     elif isinstance(value, dict):
         yield from tensors_in(list(value.values()))
-    elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type):
-        yield from tensors_in(list(vars(value).values()))
+    elif not isinstance(value, nn.Module | type | str | int | float | None):
+        slots = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
+        names = [name for names in slots for name in ([names] if isinstance(names, str) else names)]
+        yield from tensors_in([getattr(value, name, None) for name in names if name != "__dict__"])
+        yield from tensors_in(list(getattr(value, "__dict__", {}).values()))

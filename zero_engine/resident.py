@@ -53,3 +53,6 @@ class Resident:
 
     def before_backward(self, unit: int) -> None:
         """The weights are here."""
+
+    def stay(self, unit: int) -> None:
+        """The weights are here."""

@@ -23,6 +23,7 @@ from zero_engine.layout import Piece, Range
 from zero_engine.master import Master
 from zero_engine.released import release, restore
 from zero_engine.stage2 import ShardedGradients
+from zero_engine.standing import Standing
 from zero_engine.strategy import Task
 from zero_engine.windows import Foresight, SlotTable, slot_of
 
@@ -40,6 +41,7 @@ class ShardedParameters(ShardedGradients):
         self._make_slots()
         for unit in layout.units:
             self._take_unit(unit.index, master)
+        self._standing = [Standing(members) for members in self._members[1:]]
         self._begin_root()
         self._settle()
         return master
@@ -77,6 +79,10 @@ class ShardedParameters(ShardedGradients):
     def before_backward(self, unit: int) -> None:
         self._enter(unit)
 
+    def stay(self, unit: int) -> None:
+        if self._table.holder(unit) != unit or unit in self._arriving:
+            self._enter(unit)
+
     def unit_done(self, unit: int) -> None:
         super().unit_done(unit)
         if unit:
@@ -85,7 +91,7 @@ class ShardedParameters(ShardedGradients):
     def begin(self, task: Task) -> None:
         super().begin(task)
         if task.opens and task.round is self._setting.blueprint.schedule.rounds[0]:
-            self._table.forget()  # what an evaluation left in the slots is not counted on
+            self._forget()  # what an evaluation left in the slots is not counted on
         self._foresight.begin()
 
     def sync_gradients(self) -> None:
@@ -117,6 +123,11 @@ class ShardedParameters(ShardedGradients):
         self._fetch(0)
 
     def post_step(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        for unit in self._table.holders():
+            self._standing[unit - 1].leave()
         self._table.forget()
 
     def _enter(self, unit: int) -> None:
@@ -124,13 +135,21 @@ class ShardedParameters(ShardedGradients):
             if slot_of(other) == slot_of(unit) and other != unit:
                 names = [self._setting.blueprint.layout.units[number].name for number in (other, unit)]
                 raise UsageError(f"unit '{names[1]}' runs inside unit '{names[0]}'; make one of them a unit, not both")
-        if self._table.enter(unit):
-            self._fetch(unit)
+        self._take_slot(unit)
         self._settle()
         restore(self._members[unit])
         following = self._foresight.after(unit)
-        if following is not None and self._is_free(following, unit) and self._table.enter(following):
-            self._fetch(following)
+        if following is not None and self._is_free(following, unit):
+            self._take_slot(following)
+
+    def _take_slot(self, unit: int) -> None:
+        """Begin to gather the unit into its slot, unless it is there; whoever was there is away."""
+        before = self._table.holder(unit)
+        if self._table.enter(unit):
+            if before is not None:
+                self._standing[before - 1].leave()
+            self._fetch(unit)
+            self._standing[unit - 1].come()
 
     def _is_free(self, unit: int, running: int) -> bool:
         """Whether nobody runs in the unit's slot."""

@@ -123,6 +123,9 @@ class ShardingStrategy(Protocol):
     def before_backward(self, unit: int) -> None:
         """The unit's backward is about to run."""
 
+    def stay(self, unit: int) -> None:
+        """The unit runs again inside its backward; others may have run there before it."""
+
 
 class GradientSynchronizer(Protocol):
     """How gradient leaves become folded totals."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 from zero_engine.errors import UsageError
+from zero_engine.standing import versions_of
 
 
 class WeightWatch:
@@ -32,5 +32,4 @@ class WeightWatch:
             )
 
     def _now(self) -> list[int]:
-        with torch._C.DisableTorchFunctionSubclass():  # parameters outside their window have counters too
-            return [parameter._version for parameter in self._parameters]
+        return versions_of(self._parameters)

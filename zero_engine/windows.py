@@ -21,6 +21,14 @@ class SlotTable:
     def __init__(self) -> None:
         self._holds: list[int | None] = [None] * NUM_SLOTS
 
+    def holder(self, unit: int) -> int | None:
+        """The unit in this unit's slot."""
+        return self._holds[slot_of(unit)]
+
+    def holders(self) -> list[int]:
+        """Units in their slots."""
+        return [unit for unit in self._holds if unit is not None]
+
     def enter(self, unit: int) -> bool:
         """The unit is about to be used; True when its weights must be gathered first."""
         missing = self._holds[slot_of(unit)] != unit

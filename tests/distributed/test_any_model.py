@@ -16,6 +16,7 @@ from tests.distributed.engine_cases import VOCABULARY, Block, adamw, built, refe
 from tests.distributed.rank_pool import Pool, Rank
 from zero_engine import Engine, ZeroConfig
 from zero_engine.arenas import Arenas
+from zero_engine.errors import UsageError
 
 NUMBERS = {"micro_batches": 6, "chunk": 2, "gradient_clipping": 0.5}
 
@@ -192,9 +193,117 @@ def _train(rank: Rank, model: Callable[..., nn.Module], config: ZeroConfig, step
     return digest, [value for result in results for value in (result.loss, result.grad_norm)]
 
 
+class Segment(Body):
+    """Three blocks recomputed together inside their backward: more than there are slots."""
+
+    def body(self, x: Tensor, ids: Tensor) -> Tensor:
+        def three(x: Tensor) -> Tensor:
+            for block in self.blocks[:3]:
+                x = block(x)
+            return x
+
+        return self.blocks[3](checkpoint(three, x, use_reentrant=False))  # type: ignore[no-any-return]
+
+
+class Passing(Block):
+    """A block that may return what it was given, as stochastic depth does."""
+
+    skipped = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.skipped else super().forward(x)
+
+
+class SkippedBlocks(Body):
+    """Two blocks in the middle return their input itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Passing(16) for _ in range(6))
+        for block in self.blocks[2:4]:
+            block.skipped = True
+
+
+class Gathering(Block):
+    """A block that returns all earlier features beside its own."""
+
+    def forward(self, features: list[Tensor]) -> list[Tensor]:  # type: ignore[override]
+        return [*features, super().forward(sum(features, torch.zeros(())))]
+
+
+class Dense(Body):
+    """Every block sees the output of all before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Gathering(16) for _ in range(5))
+
+    def body(self, x: Tensor, ids: Tensor) -> Tensor:
+        features = [x]
+        for block in self.blocks:
+            features = block(features)
+        return features[-1] + features[2]
+
+
+class Biased(Block):
+    """A block that makes a bias where it is given none, after it has used its own weights, and hands it on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.bias = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        y = super().forward(x)
+        bias = self.bias * 0.5 if bias is None else bias
+        return super().forward(y + bias), bias
+
+
+class SharedBias(Body):
+    """The bias of the first block is handed from block to block, as in T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Biased(16) for _ in range(5))
+
+    def body(self, x: Tensor, ids: Tensor) -> Tensor:
+        bias = None
+        for block in self.blocks:
+            x, bias = block(x, bias=bias)
+        return x
+
+
+class Slotted:
+    """A result without `__dict__`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class Wrapping(Block):
+    """A block whose result is an object with slots."""
+
+    def forward(self, x: Tensor | Slotted) -> Slotted:  # type: ignore[override]
+        return Slotted(super().forward(x.value if isinstance(x, Slotted) else x))
+
+
+class SlottedResults(Body):
+    """Blocks hand on objects with slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Wrapping(16) for _ in range(4))
+
+    def body(self, x: Tensor, ids: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.value  # type: ignore[no-any-return, attr-defined]
+
+
 MODELS = [
     TiedAcross, SameModuleTwice, CalledTwice, OtherOrder, Sometimes, PartOfBlock, OddShapes, FrozenParts, Checkpointed,
-    Structured, NoUnits,
+    Structured, NoUnits, Segment, SkippedBlocks, Dense, SharedBias, SlottedResults,
 ]  # fmt: skip
 
 
@@ -208,3 +317,59 @@ def test_odd_models_train_like_the_plain_loop(pool: Pool, model: Callable[..., n
     for ranks, stage in ((1, 3), (2, 0), (2, 1), (2, 2), (2, 3), (3, 1), (3, 3)):
         outcomes = pool.run(ranks, _train, model, ZeroConfig(stage=stage, **NUMBERS), 3)
         assert outcomes == [expected] * ranks, f"{ranks} ranks, stage {stage}"
+
+
+class Keeping(Block):
+    """A block that keeps a loss of its own as an attribute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.kept = super().forward(y).square().mean()
+        return y
+
+
+class KeptLosses(Body):
+    """What the blocks keep is part of the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Keeping(16) for _ in range(4))
+
+    def body(self, x: Tensor, ids: Tensor) -> Tensor:
+        return super().body(x, ids) + sum(block.kept for block in self.blocks)
+
+
+def _outcome(rank: Rank, model: Callable[..., nn.Module], stage: int) -> str:
+    engine = Engine(built(model), ZeroConfig(stage, **NUMBERS), adamw(), rank.group)
+    try:
+        train(engine, 1, plain)
+        return engine.digest()
+    except UsageError as error:
+        return str(error)
+
+
+def test_a_backward_that_comes_to_a_unit_by_a_way_of_its_own_is_exact_or_refused(pool: Pool) -> None:
+    """Up to stage 2 all weights stand; at stage 3 those of a closed unit are not taken for another's."""
+    reference = reference_of(ZeroConfig(**NUMBERS), KeptLosses)
+    train(reference, 1, plain)
+    for ranks, stage in ((1, 2), (2, 1)):
+        assert pool.run(ranks, _outcome, KeptLosses, stage) == [reference.digest()] * ranks
+    (refusal,) = pool.run(1, _outcome, KeptLosses, 3)
+    assert "reached the loss by another way than its output" in refusal
+
+
+def _input_gradient(rank: Rank, stage: int) -> list[float]:
+    """Of an input of the blocks, between steps, and the digest after a step more."""
+    engine = Engine(built(Body), ZeroConfig(stage, **NUMBERS), adamw(), rank.group)
+    train(engine, 1, plain)
+    x = torch.linspace(-1, 1, 64).view(1, 4, 16).requires_grad_()
+    (gradient,) = torch.autograd.grad(engine.module.body(x, None).square().sum(), x)
+    train(engine, 1, plain)
+    return [*gradient.flatten().tolist(), int(engine.digest(), 16)]
+
+
+def test_gradients_of_inputs_between_steps_are_the_same_at_every_stage(pool: Pool) -> None:
+    """For saliency, say: weights are gathered for it, and the next step is exact."""
+    (expected,) = pool.run(1, _input_gradient, 0)
+    for ranks, stage in ((1, 3), (2, 2), (3, 3)):
+        assert pool.run(ranks, _input_gradient, stage) == [expected] * ranks

@@ -342,3 +342,49 @@ def test_misuse_is_named(pool: Pool) -> None:
     assert "'blocks.1' stands inside unit 'blocks'" in texts[3] and "the class Conv2d" in texts[4]
     assert "torch AdamW" in texts[6] and "ElementWise(lambda" in texts[6]
     assert UsageError.code == "engine_misused"
+
+
+def _unlike(rank: Rank, name: str, values: tuple[Any, Any]) -> str:
+    """What is said of a setting that the ranks have differently."""
+    value = values[rank.rank]
+    optimizer = AdamW(lr=value) if name == "lr" else AdamW()
+    try:
+        Engine(built(Tied), ZeroConfig(**({} if name == "lr" else {name: value}), **NUMBERS), optimizer, rank.group)
+        return "built"
+    except DivergedError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("stage", (1, 2)),
+        ("transport", ("group", "shared")),
+        ("reducer", ("scatter", "naive")),
+        ("precision", ("fp32", "bf16")),
+        ("lr", (1e-3, 1e-4)),
+    ],
+)
+def test_ranks_with_unlike_settings_are_told_before_anything_is_built(
+    pool: Pool, name: str, values: tuple[Any, Any]
+) -> None:
+    """They would wait for each other for ever, read past a buffer, or drift apart in silence."""
+    for said in pool.run(2, _unlike, name, values):
+        where = "optimizer.groups[0].lr" if name == "lr" else f"config.{name}"
+        assert said.startswith(f"{where} is {values[0]!r} on rank 0 and {values[1]!r} on rank 1")
+
+
+def _with_gradient(rank: Rank) -> str:
+    model = built(Tied)
+    mean_loss(model, 0, 0).backward()  # type: ignore[no-untyped-call]
+    try:
+        Engine(model, ZeroConfig(**NUMBERS), adamw(), rank.group)
+    except UsageError as error:
+        return str(error)
+    return "built"
+
+
+def test_a_gradient_from_before_the_engine_is_refused_by_name(pool: Pool) -> None:
+    """Every rank would add it to the first step."""
+    (said,) = pool.run(1, _with_gradient)
+    assert "has a gradient from before the engine" in said and "zero_grad" in said
