@@ -36,6 +36,7 @@ from zero_engine.first_values import Built, FirstValues, Initial
 from zero_engine.flat import layout_of
 from zero_engine.group import comm_between, membership_of, require_equal_settings
 from zero_engine.hooks import ModuleHooks
+from zero_engine.last_words import LastWords
 from zero_engine.layout import Layout
 from zero_engine.loss_scale import loss_scale_of
 from zero_engine.mail import Mailbox, Outcome, mean_loss
@@ -93,6 +94,8 @@ class Engine(Persistent):
             self._agreement = Agreement(self.comm, self.device)
         self.comm.ledger.page = "evaluation"
         self.completed_steps = 0  # steps applied or skipped
+        self._closed = False
+        self._last_words = LastWords(self.close)
         self._tasks: Iterator[Task] | None = None  # of the step under way
         self._task: Task | None = None  # the micro-batch under way
         self.loss_scale = loss_scale_of(config.precision, config.loss_scale, config.loss_scale_growth)
@@ -151,6 +154,8 @@ class Engine(Persistent):
         Before each, torch's and Python's generators are seeded from (seed, step, number), so that dropout does not
         depend on the rank. A rank may get a number twice when V does not divide evenly; the repeat does not count.
         """
+        if self._closed:
+            raise UsageError("the engine is closed: build another around the model")
         if self._tasks is not None:
             raise UsageError("a step is under way: finish its micro-batches and call engine.step() first")
         self._weights_watch.check()
@@ -405,7 +410,11 @@ class Engine(Persistent):
         return self._last_ledger if page == "step" else self.comm.ledger.report(page)
 
     def close(self, error: str | None = None) -> None:
-        """Take the hooks out and give transport and memory back; with `error`, waiting ranks fail with it."""
+        """Take the hooks out and give transport and memory back; with `error`, waiting ranks fail with it. Once."""
+        if self._closed:
+            return
+        self._closed = True
+        self._last_words.cancel()
         if self._farewell is not None:
             self._farewell.cancel()
         for saver in self._savers:

@@ -84,6 +84,7 @@ class Saver:
         self._latest = -1  # step of the last save that was begun
         self._failed: list[SaveReport] = []  # on rank 0: saves that came to nothing and may have left files
         self._sweeper: threading.Thread | None = None
+        self._closed = False
 
     @property
     def busy(self) -> bool:
@@ -139,7 +140,13 @@ class Saver:
         return self.poll()
 
     def close(self, abandon: bool = False) -> None:
-        """Wait for the save under way and end the writer. `abandon`: kill it instead, which no checkpoint minds."""
+        """Wait for the save under way and end the writer. `abandon`: kill it instead, which no checkpoint minds.
+
+        The engine does so too: what is closed already stays so.
+        """
+        if self._closed:
+            return
+        self._closed = True
         if abandon:
             self._writer.kill()
         else:

@@ -17,6 +17,7 @@ from tests.distributed.rank_pool import Pool, Rank
 from tests.waiting import PATIENCE_SECONDS
 from zero_engine import Engine, ZeroConfig
 from zero_engine.catalog import list_checkpoints, read_manifest, verify
+from zero_engine.errors import UsageError
 from zero_engine.saver import Saver, SaveReport
 from zero_engine.store import LocalStore
 
@@ -430,3 +431,27 @@ def test_closing_the_engine_ends_the_writer(pool: Pool, memory_path: Path) -> No
     for pid in pool.run(2, leave_no_process, str(memory_path)):
         assert not Path(f"/proc/{pid}").exists()
     assert len(list_checkpoints(LocalStore(memory_path))) == 1
+
+
+def close_one_after_the_other(rank: Rank, store: str) -> tuple[bool, str]:
+    """A saver, then its engine, twice: whether a file that was opened in between stays open; and a step more."""
+    engine = engine_of(rank, config_of(1))
+    saver = engine.saver(store, fence=1)
+    train(engine, 1)
+    saver.save(1)
+    saver.close()
+    own = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+    for closing in (saver, engine, engine):
+        closing.close()
+    still = all(os.fstat(number) for number in own)
+    for number in own:
+        os.close(number)
+    with pytest.raises(UsageError) as refused:
+        train(engine, 1)
+    return still, str(refused.value)
+
+
+def test_what_is_closed_is_closed_once(pool: Pool, memory_path: Path) -> None:
+    """A descriptor that is closed again is somebody else's by then; a closed engine trains nothing."""
+    for still, refused in pool.run(2, close_one_after_the_other, str(memory_path)):
+        assert still and "the engine is closed" in refused

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.distributed.engine_cases import adamw, built, engine_of, reference_of, tied, train
 from tests.distributed.rank_pool import Pool, Rank
 from tests.distributed.test_any_model import Body, plain
+from tests.waiting import PATIENCE_SECONDS
 from zero_engine import Engine, ZeroConfig
 from zero_engine.errors import EngineError, UsageError
 
@@ -140,3 +145,43 @@ def test_a_launcher_that_promised_more_ranks_is_believed(monkeypatch: pytest.Mon
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="init_process_group"):
         Engine(built(tied), ZeroConfig(micro_batches=2), adamw())
+
+
+PROGRAM = """
+import sys
+import torch, torch.distributed as dist
+from torch import nn
+from zero_engine import Engine, ZeroConfig
+rank, store, transport, where = int(sys.argv[1]), *sys.argv[2:]
+torch.manual_seed(1)
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+engine = Engine(nn.Linear(4, 4), ZeroConfig(stage=1, micro_batches=2, transport=transport))
+for step in range(3):
+    for index in engine.micro_batches():
+        if (step, rank, where) == (1, 1, "inside"):
+            raise ValueError("a fault of its own")
+        engine.backward(engine.module(torch.ones(1, 4)).sum())
+    engine.step()
+    if (step, rank) == (1, 1):
+        raise ValueError("a fault of its own")
+"""
+
+
+@pytest.mark.parametrize(("transport", "where"), [("shared", "inside"), ("group", "between")])
+def test_an_exception_that_ends_a_program_is_what_the_others_hear(
+    root: Path, tmp_path: Path, transport: str, where: str
+) -> None:
+    """Without any `close` in the program."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "store"), transport, where],
+            cwd=root,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    heard, failed = (rank.communicate(timeout=PATIENCE_SECONDS)[1] for rank in ranks)
+    assert failed.rstrip().endswith("ValueError: a fault of its own"), failed
+    assert "PeerError: rank 1 failed: ValueError: a fault of its own" in heard, heard
