@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any
@@ -212,8 +212,7 @@ class NodeAgent:
             pass
         if sender.closed or sender.given_up:
             self.senders.pop(key)
-            if self.register.read(*key) is not None:  # not forgotten meanwhile
-                self.register.write(replace(entry, closed=True))
+            self.register.update(*key, closed=True)
 
     def _describe(self, entry: Entry) -> dict[str, Any]:
         result = None

@@ -5,8 +5,11 @@ The actor writes its entry before it starts a rank; the entry goes when the atte
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,14 +64,32 @@ class Register:
             if entry is not None:
                 yield entry
 
+    def update(self, attempt_id: str, rank: int, **changes: Any) -> None:
+        """Change fields of an entry, unless it was forgotten, also by another process a moment ago."""
+        with self._alone():
+            entry = self.read(attempt_id, rank)
+            if entry is not None:
+                self.write(replace(entry, **changes))
+
     def redirect(self, attempt_id: str, report_url: str) -> None:
         """Reports of an attempt go to another server address from now on."""
-        for entry in self.entries(attempt_id):
-            self.write(replace(entry, report_url=report_url))
+        for entry in list(self.entries(attempt_id)):
+            self.update(attempt_id, entry.rank, report_url=report_url)
 
     def forget(self, attempt_id: str) -> None:
-        for entry in list(self.entries(attempt_id)):
-            self._path(attempt_id, entry.rank).unlink(missing_ok=True)
+        with self._alone():
+            for entry in list(self.entries(attempt_id)):
+                self._path(attempt_id, entry.rank).unlink(missing_ok=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else updates or forgets meanwhile: a lock on the folder, which the kernel drops with its holder."""
+        held = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(held)
 
     def _path(self, attempt_id: str, rank: int) -> Path:
         assert "/" not in attempt_id and not attempt_id.startswith("."), attempt_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.service.report_sink import ReportSink
 from tests.session import short_folder
 from tests.waiting import wait_for
 from workers import agent as agent_module
+from workers import launch_register
 from workers.agent import AgentPlan, NodeAgent, ZygoteFailed
 from workers.launch_register import Entry, Register, rank_mark
 from workers.process_table import ProcessId, marked, own_identity, wait_gone
@@ -133,6 +135,28 @@ def test_a_sweep_ends_what_is_left_and_forgets_it(agent: NodeAgent, tmp_path: Pa
     rank.collect()
     assert agent.lost_ranks() == [] and (Path(made.folder) / RELEASED_FILE).exists()
     sink.close()
+
+
+def test_an_entry_that_is_forgotten_while_it_is_changed_stays_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's look and a sweep meet: a rank that was swept is not found lost ever after."""
+    register = Register(tmp_path)
+    register.write(Entry("job", "attempt", 1, 0, "/folder", "url", "token", DEAD))
+    forgetting = threading.Thread(target=register.forget, args=("attempt",))
+    write = launch_register.write_atomically
+
+    def write_late(path: Path, text: str) -> None:
+        forgetting.start()
+        forgetting.join(0.5)
+        write(path, text)
+
+    monkeypatch.setattr(launch_register, "write_atomically", write_late)
+    register.update("attempt", 0, closed=True)
+    forgetting.join()
+    assert list(register.entries()) == []
+    register.update("attempt", 0, closed=True)
+    assert list(register.entries()) == []
 
 
 def test_a_sweep_waits_for_an_actor_that_lives(
