@@ -26,7 +26,7 @@ from workers.rank_folders import mark_released, prune
 from workers.rank_process import RESULT_FILE, end_of
 from workers.spool_progress import SpoolProgress
 from workers.spool_sender import SPOOL_FILE, Origin, ReportPost, SpoolSender
-from workers.zygote_process import ZygoteFailed, ZygoteProcess, answer_of
+from workers.zygote_process import ZygoteFailed, ZygoteProcess
 
 READY_SECONDS = 120.0
 PATIENCE_SECONDS = 15.0  # with a zygote that listens but is slow: the machine is busy
@@ -99,8 +99,9 @@ class NodeAgent:
         Raises ZygoteFailed. Ranks that an older zygote forked live on.
         """
         with self.lock:
-            facts = self.facts
-            if facts is None or facts.code != code_mark() or not answer_of(facts.socket_path, PATIENCE_SECONDS):
+            facts, zygote = self.facts, self._zygote
+            current = facts is not None and facts.code == code_mark()
+            if zygote is None or not current or not zygote.answer(PATIENCE_SECONDS):
                 self._end_zygote()
                 self.facts = self._start_zygote()
         return self.ping()

@@ -73,7 +73,15 @@ class ZygoteProcess:
 
     def answer(self, seconds: float) -> dict[str, Any] | None:
         """What it says of itself (see `zygote`), None when it does not in time."""
-        return answer_of(self.socket_path, seconds)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(seconds)
+            try:
+                connection.connect(self.socket_path)
+                connection.send(b'{"op": "ping"}')
+                said = connection.recv(MESSAGE_BYTES)
+                return dict(json.loads(said)) if said else None
+            except (OSError, ValueError):
+                return None
 
     def last_words(self) -> str:
         """The end of what it has printed."""
@@ -84,16 +92,3 @@ class ZygoteProcess:
         os.close(self._pipe.writer)
         self._child.kill()
         self._child.wait()
-
-
-def answer_of(socket_path: str, seconds: float) -> dict[str, Any] | None:
-    """What the zygote at this socket says of itself, None when nobody answers in time."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(seconds)
-        try:
-            connection.connect(socket_path)
-            connection.send(b'{"op": "ping"}')
-            said = connection.recv(MESSAGE_BYTES)
-            return dict(json.loads(said)) if said else None
-        except (OSError, ValueError):
-            return None

@@ -52,7 +52,7 @@ def require_equal_settings(member: Membership, config: ZeroConfig, optimizer: Op
     everybody: list[Any] = [None] * member.ranks
     dist.all_gather_object(everybody, own, group=member.group)
     for rank, other in enumerate(everybody):
-        for name in sorted(everybody[0].keys() | other.keys(), key=[*everybody[0], *other].index):
+        for name in dict.fromkeys((*everybody[0], *other)):
             if everybody[0].get(name) != other.get(name):
                 raise DivergedError(
                     f"{name} is {everybody[0].get(name)} on rank 0 and {other.get(name)} on rank {rank}; give all "
