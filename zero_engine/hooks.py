@@ -6,7 +6,7 @@ One hook per trainable tensor, three per unit, and nothing else grows with the m
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -91,7 +91,8 @@ class ModuleHooks:
     def _before_forward(self, unit: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if torch.is_grad_enabled():
-                self._given[unit] = {id(each): each.grad_fn for each in tensors_in((args, kwargs))}
+                given = [each for value in (*args, *kwargs.values()) for each in tensors_in(value)]
+                self._given[unit] = {id(each): each.grad_fn for each in given}
             with self._clock.phase("gather"):
                 if self._backward_unit == unit:  # recomputed inside its own backward
                     self._strategy.stay(unit)
@@ -168,17 +169,26 @@ def _is_passed(tensor: Tensor, given: dict[int, Any]) -> bool:
     return id(tensor) in given and given[id(tensor)] is tensor.grad_fn
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """Tensors in nested tuples, lists, dicts and objects with attributes."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-    elif not isinstance(value, nn.Module | type | str | int | float | None):
-        slots = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
-        names = [name for names in slots for name in ([names] if isinstance(names, str) else names)]
-        yield from tensors_in([getattr(value, name, None) for name in names if name != "__dict__"])
-        yield from tensors_in(list(getattr(value, "__dict__", {}).values()))
+        return [value]
+    found, left, seen = list[Tensor](), [value], set[int]()
+    while left:
+        each = left.pop()
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, tuple | list):
+            left += each
+        elif isinstance(each, dict):
+            left += each.values()
+        elif not isinstance(each, nn.Module | type | str | int | float | None) and id(each) not in seen:
+            seen.add(id(each))
+            left += _attributes_of(each)
+    return found
+
+
+def _attributes_of(value: Any) -> list[Any]:
+    slots = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
+    names = [name for names in slots for name in ([names] if isinstance(names, str) else names)]
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in names)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -35,8 +36,7 @@ class Parcel:
     views: BucketViews
 
 
-@dataclass(frozen=True)
-class Travelling:
+class Travelling(NamedTuple):
     """A unit whose pieces are on their way: its bucket is in use until they are folded."""
 
     buffer: Buffer
@@ -54,7 +54,7 @@ class ShardedGradients(AtRest, ShardedStates):
         self._unit_of = {e.ordinal: blueprint.layout.runs[e.run].unit for e in blueprint.layout.entries}
         self._sent: set[int] = set()  # units whose piece of this micro-batch has travelled
         self._travelling: Travelling | None = None
-        self._touched = 0
+        self._touched = set[int]()  # parameters with a leaf in this step
         return self
 
     def on_shortage(self, finish: Callable[[int], None]) -> None:
@@ -80,7 +80,6 @@ class ShardedGradients(AtRest, ShardedStates):
         if not self._pool.is_open(unit):
             self._open(unit)
         if self._task.counts:
-            self._touched |= 1 << ordinal
             self._pool.write(unit, ordinal, leaf)
 
     def unit_done(self, unit: int) -> None:
@@ -92,7 +91,7 @@ class ShardedGradients(AtRest, ShardedStates):
         if parcel is None:
             return
         if self._task.counts:
-            self._pool.complete(unit)
+            self._touched |= self._pool.complete(unit)
         self._setting.comm.publish(parcel.buffer, parcel.label)
         self._arrive()
         (first, start), *others = parcel.buckets
@@ -124,7 +123,8 @@ class ShardedGradients(AtRest, ShardedStates):
         self._arrive()
 
     def finish(self) -> int:
-        touched, self._touched = self._touched, 0
+        touched = sum(1 << ordinal for ordinal in self._touched)
+        self._touched.clear()
         return touched
 
 
@@ -174,9 +174,10 @@ class BucketPool:
             written.add(ordinal)
             view.copy_(leaf)
 
-    def complete(self, unit: int) -> None:
-        """Zero what got no leaf, and the padding, where another unit's gradients may have stood."""
+    def complete(self, unit: int) -> set[int]:
+        """Zero what got no leaf, and the padding, where another unit's gradients may have stood: who got one."""
         self.parcels[unit].views.zero_except(self._written[unit], unit)
+        return self._written[unit]
 
     def close(self, unit: int) -> None:
         """The bucket is free for the next unit."""

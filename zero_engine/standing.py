@@ -9,7 +9,8 @@ are away have another version, and such a backward ends with an error instead of
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -28,22 +29,27 @@ class Standing:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = tuple(parameters)
+        self._versions: tuple[int, ...] = ()
         self.leave()
 
     def leave(self) -> None:
         """Another unit takes their slot, or they are about to change."""
-        self._versions = versions_of(self._parameters)
-        _set(self._parameters, [version + AWAY for version in self._versions])
+        with _as_plain():
+            versions = tuple(map(_version, self._parameters))
+            if versions != self._versions:  # the first time, and after somebody wrote to them where they stood
+                self._versions, self._away = versions, tuple(version + AWAY for version in versions)
+            _set(self._parameters, self._away)
 
     def come(self) -> None:
         """They are in their slot, with the bits that forward saw."""
-        _set(self._parameters, self._versions)
+        with _as_plain():
+            _set(self._parameters, self._versions)
 
 
-def versions_of(parameters: Sequence[nn.Parameter]) -> list[int]:
+def versions_of(parameters: Iterable[nn.Parameter]) -> list[int]:
     """How often each was written, wherever it is."""
-    with torch._C.DisableTorchFunctionSubclass():  # parameters outside their window have counters too
-        return [parameter._version % AWAY for parameter in parameters]
+    with _as_plain():
+        return [version % AWAY for version in map(_version, parameters)]
 
 
 def is_of_weights_away(error: RuntimeError) -> bool:
@@ -52,5 +58,6 @@ def is_of_weights_away(error: RuntimeError) -> bool:
     return found is not None and int(found[1]) >= AWAY
 
 
-def _set(parameters: Sequence[nn.Parameter], versions: Sequence[int]) -> None:
-    torch._C._autograd._unsafe_set_version_counter(tuple(parameters), tuple(versions))
+_version = attrgetter("_version")
+_set = torch._C._autograd._unsafe_set_version_counter
+_as_plain = torch._C.DisableTorchFunctionSubclass  # weights outside their window have counters too
