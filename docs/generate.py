@@ -95,6 +95,13 @@ def job_spec_page() -> str:
     return reference()
 
 
+def engine_api_page() -> str:
+    """`docs/engine_api.md`: every public name of the engine."""
+    from engine_reference import engine_page
+
+    return f"{NOTE}\n\n{engine_page()}"
+
+
 def openapi_document() -> str:
     """`web/openapi.json`, from which `npm run generate` makes the dashboard's types."""
     from server.openapi import text
@@ -104,6 +111,7 @@ def openapi_document() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": command_line_page,
+    "docs/engine_api.md": engine_api_page,
     "docs/job-spec.md": job_spec_page,
     "docs/settings.md": settings_page,
     "web/openapi.json": openapi_document,
