@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from workers.data.errors import DataError
 from workers.model_builder import ModelBuilder, NotBuilt, storable
-from workers.planner import NeedsModel, SpecPlan, Where, plan_spec
+from workers.planner import NeedsModel, SpecPlan, StagePlan, Where, plan_spec
 from workers.spec import JobSpec
 
 BUILD_SECONDS = 120.0
@@ -79,6 +80,19 @@ def resolve_stage(spec: JobSpec, where: Where) -> Resolved:
         stage, last = STAGE_OF_UNKNOWN_MODEL, str(error).splitlines()[-1][:200]
         why = f"Stage {stage}, which never sends more than another: the model could not be planned ({last})."
         return Resolved(at_stage(spec, stage), None, why)
+
+
+def predicted_stage(resolved: Resolved, where: Where) -> StagePlan | None:
+    """The plan of the resolved spec's stage, with its predicted step; None on a machine that was not calibrated, for a
+    user's model that cannot be built, and for data that the ranks have complained about. A user's model takes seconds.
+    """
+    if where.rates is None:
+        return None
+    try:
+        plan = resolved.plan or asyncio.run(plan_of(resolved.spec, where))
+        return next(each for each in plan.stages if each.stage == resolved.spec.zero.stage)
+    except (NotBuilt, DataError, OSError):
+        return None
 
 
 def at_stage(spec: JobSpec, stage: int) -> JobSpec:

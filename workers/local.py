@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from workers.built_plan import Resolved, resolve_stage
+from workers.built_plan import Resolved, predicted_stage, resolve_stage
 from workers.calibrations import known_calibration
-from workers.contract import LaunchOrder, PhaseRecord, ResultRecord, ResumeFrom
-from workers.data.errors import DataError
+from workers.contract import LaunchOrder, PhaseRecord, ResultRecord
 from workers.local_display import Display, display_of
 from workers.local_lines import Lines
 from workers.local_orders import local_orders
-from workers.planner import NeedsModel, StagePlan, Where, plan_spec
+from workers.local_start import BadInputError, start_of
+from workers.planner import Where
 from workers.spec import JobSpec, SpecError, path_problems, read_spec_file
 from workers.temporary_folder import temporary_folder
 
@@ -28,16 +28,13 @@ if TYPE_CHECKING:
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 
-class BadInputError(Exception):
-    """Something on the command line that has to be changed; one sentence."""
-
-
 @dataclass(frozen=True)
 class Asked:
     """The command line."""
 
     spec: Path
     overrides: list[str]
+    ranks: int | None
     as_json: bool
     checkpoints: Path | None
     resume: bool
@@ -77,11 +74,11 @@ def _parsed(arguments: Sequence[str] | None) -> Asked:
         parser.error("--resume needs --checkpoints DIR")
     if found.digest_every < 0:
         parser.error("--digest-every must be at least 0")
-    overrides = [*found.set, *([f"resources.ranks={found.ranks}"] if found.ranks is not None else [])]
     data_dir = found.data_dir or Path(os.environ.get("SHARDYARD_DATA_DIR") or "~/.shardyard")
     return Asked(
         found.spec,
-        overrides,
+        found.set,
+        found.ranks,
         found.json,
         found.checkpoints.absolute() if found.checkpoints else None,
         found.resume,
@@ -91,7 +88,7 @@ def _parsed(arguments: Sequence[str] | None) -> Asked:
 
 
 def _run(asked: Asked, display: Display) -> int:
-    spec = read_spec_file(asked.spec, asked.overrides)
+    spec = read_spec_file(asked.spec, asked.overrides, asked.ranks)
     problems = path_problems(spec, None)
     if problems:
         raise SpecError(problems)
@@ -113,29 +110,19 @@ def _train(asked: Asked, resolved: Resolved, where: Where, folder: Path, display
     spec, listener, device = resolved.spec, listening_socket(), where.device
     orders = _orders(asked, spec, device, folder, listener.getsockname()[1])
     stage, steps = spec.zero.stage, spec.train.steps
-    display.begin(
-        f"{spec.name}: {steps} steps, {len(orders)} x {device}, stage {stage}, chunk {orders[0].chunk}", steps
-    )
+    title = f"{spec.name}: {steps} steps, {len(orders)} x {device}, stage {stage}, chunk {orders[0].chunk}"
+    display.begin(title, steps, spec.counts)
     ranks = LocalRanks(orders, listener, rank_main)
     interrupts = _Interrupts(ranks, display)
-    lines = Lines(len(orders), orders[0].chunk, predicted=_predicted(resolved, where))
+    lines = Lines(len(orders), orders[0].chunk)
     try:
         with interrupts:
             _follow(ranks, lines, display)
     finally:
         ranks.close()
+    if lines.last is not None:
+        lines.predicted = predicted_stage(resolved, where)  # now: it would take a user's model seconds before step 1
     return _concluded(ranks.results(), lines, display, interrupts.count)
-
-
-def _predicted(resolved: Resolved, where: Where) -> StagePlan | None:
-    """The plan of the spec's stage; None for a user's model that was not built for it, and for data that the ranks
-    will complain about.
-    """
-    try:
-        plan = resolved.plan or plan_spec(resolved.spec, where)
-        return next(each for each in plan.stages if each.stage == resolved.spec.zero.stage)
-    except (NeedsModel, DataError, OSError):
-        return None
 
 
 def _follow(ranks: LocalRanks, lines: Lines, display: Display) -> None:
@@ -176,7 +163,7 @@ def _culprit(results: list[ResultRecord]) -> tuple[int, ResultRecord]:
 def _say_failure(rank: int, result: ResultRecord, display: Display) -> None:
     from workers.local_ranks import describe
 
-    if result.error is not None and result.error.code not in (None, "entry_failed"):
+    if result.error is not None and result.error.code is not None:
         display.say(f"rank {rank} failed: {result.error.message}")
     else:
         display.say(f"rank {rank} failed:\n{describe(result)}")
@@ -206,7 +193,7 @@ class _Interrupts:
 
 
 def _orders(asked: Asked, spec: JobSpec, device: Literal["cpu", "cuda"], folder: Path, port: int) -> list[LaunchOrder]:
-    start = _start(asked, spec)
+    start = start_of(spec, asked.checkpoints, resume=asked.resume)
     return local_orders(
         spec,
         folder,
@@ -220,50 +207,6 @@ def _orders(asked: Asked, spec: JobSpec, device: Literal["cpu", "cuda"], folder:
         digest_every=asked.digest_every,
         retains=asked.checkpoints is not None,
     )
-
-
-@dataclass(frozen=True)
-class _Start:
-    fence: int
-    chunk: int
-    resume: ResumeFrom | None
-
-
-def _start(asked: Asked, spec: JobSpec) -> _Start:
-    """Where the run begins: a resume keeps the chunk of the checkpoint. Removes what ended runs left half saved.
-
-    Raises BadInputError.
-    """
-    if asked.checkpoints is None:
-        return _Start(1, spec.chunk, None)
-    from zero_engine.catalog import delete, list_checkpoints, next_fence, read_manifest, unfinished
-    from zero_engine.store import LocalStore, StoreDenied, StoreError, require_writable
-
-    store = LocalStore(asked.checkpoints)
-    try:
-        require_writable(store)
-    except StoreDenied as error:
-        raise BadInputError(f"--checkpoints {asked.checkpoints}: {error}") from error
-    known, fence = list_checkpoints(store), next_fence(store)
-    if not asked.resume:
-        if known:
-            raise BadInputError(
-                f"{asked.checkpoints} holds checkpoints: add --resume to go on, or name an empty folder"
-            )
-        return _Start(fence, spec.chunk, None)
-    if not known:
-        raise BadInputError(f"{asked.checkpoints} holds no checkpoint to resume from")
-    arithmetic = read_manifest(store, known[0].folder).arithmetic
-    if arithmetic.micro_batches != spec.train.micro_batches:
-        raise BadInputError(
-            f"the checkpoint has {arithmetic.micro_batches} micro-batches a step, the spec {spec.train.micro_batches}"
-        )
-    try:
-        for folder in unfinished(store, fence):
-            delete(store, folder)
-    except StoreError as error:
-        raise BadInputError(f"{asked.checkpoints}: what an ended run left half saved stays: {error}") from error
-    return _Start(fence, arithmetic.chunk, ResumeFrom(checkpoint=known[0].folder, step=known[0].step))
 
 
 def _device(spec: JobSpec) -> Literal["cpu", "cuda"]:

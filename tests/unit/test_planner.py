@@ -15,10 +15,10 @@ from server.controller.actions import Start
 from server.controller.stage import resolve_stage as resolve_for_slot
 from server.views import PlanView
 from workers import model_builder
-from workers.built_plan import plans_of_built, resolve_stage
+from workers.built_plan import at_stage, plans_of_built, predicted_stage, resolve_stage
 from workers.calibrations import calibration_file, known_calibration, this_machine
 from workers.contract import JobId
-from workers.planner import NeedsModel, Where, plan_columns, plan_spec
+from workers.planner import NeedsModel, Where, engine_config, plan_columns, plan_spec
 from workers.spec import JobSpec, load_spec
 from workers.step_time import Calibration
 
@@ -143,7 +143,7 @@ def test_a_users_model_is_planned_by_building_it_elsewhere(tmp_path: Path, monke
 
 def test_a_users_model_gets_the_stage_that_fits_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Property: what fits decides, after the model was built elsewhere, whose step is predicted where the machine was
-    calibrated; one that cannot be built gets stage 1.
+    calibrated, also at a stage that the spec names; one that cannot be built gets stage 1.
     """
     from workers.model_plan import plans_of
 
@@ -164,9 +164,11 @@ def test_a_users_model_gets_the_stage_that_fits_its_device(tmp_path: Path, monke
     kept.write_text(json.dumps({**asdict(here), **dict.fromkeys(RATES, 1e9), "day": "2026-11-30"}))
     known = known_calibration(tmp_path, "cpu", wanted.resources.threads_per_rank)
     small = Where(device_memory_bytes=memory, rates=known.rates, rates_note=known.note)
-    tight = resolve_stage(wanted, small)
+    tight, named = resolve_stage(wanted, small), resolve_stage(at_stage(wanted, 2), small)
+    assert (named.spec.zero.stage, named.plan, named.why) == (2, None, None)
     assert tight.spec.zero.stage == 3 and tight.plan is not None and tight.why == tight.plan.advice
     assert tight.plan.stages[3].step_seconds and "Calibrated on 2026-11-30" in (tight.plan.step_basis or "")
+    assert predicted_stage(named, small) == tight.plan.stages[2] and predicted_stage(named, Where()) is None
     start, made = Start(JobId("j"), "cpu"), PlanView.model_validate(tight.plan.model_dump())
     assert (resolve_for_slot(wanted, start, made).zero.stage, resolve_for_slot(wanted, start, None).zero.stage) == (
         3,
@@ -175,6 +177,20 @@ def test_a_users_model_gets_the_stage_that_fits_its_device(tmp_path: Path, monke
     monkeypatch.setattr(model_builder, "ENTRY", "no_such_module:answer")
     unknown = resolve_stage(wanted, Where())
     assert unknown.spec.zero.stage == 1 and unknown.why is not None and "could not be planned" in unknown.why
+
+
+def test_the_options_of_a_spec_reach_the_engine() -> None:
+    """Property: what `zero` says is what the engine is built with, under the engine's own names."""
+    zero = "{stage: 2, offload: optimizer, activation_checkpointing: full, buffers: local}"
+    said = load_spec(f"name: x\nmodel: {{kind: gpt}}\ndata: {{kind: text}}\ntrain: {{steps: 3}}\nzero: {zero}\n")
+    config, plain = engine_config(said, 2, 2), engine_config(spec(), 2)
+    assert (config.stage, config.offload, config.activation_checkpointing, config.buffers) == (
+        2,
+        "cpu",
+        "full",
+        "local",
+    )
+    assert (plain.offload, plain.activation_checkpointing, plain.buffers) == ("none", "none", "refuse")
 
 
 def test_a_plan_for_many_ranks_and_layers_is_quick_and_small() -> None:
