@@ -129,10 +129,14 @@ def work(rank: int, port: int, ranks: int, hidden: list[int], steps: int) -> Non
     dist.destroy_process_group()
 
 
+NOTE = """alive  all tensors that Python can reach after a step, less those before the case: owned, batch and loss
+owned  what the engine says it allocated, beside its plan from before the start; DDP says nothing of the kind
+"""
 STATES, WINDOWS = ("parameters", "gradients", "sums", "master", "moments"), ("buckets", "slots")
 
 
 def show(everybody: list[list[Row]]) -> None:
+    print(NOTE)
     print(f"MB        rank  {'alive after step 1, 2, last':>28}     owned      plan    states   windows     paper")
     for rows in zip(*everybody, strict=True):
         for rank, row in enumerate(rows):

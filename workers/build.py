@@ -15,7 +15,7 @@ from workers.data.batches import Batch, Data
 from workers.models.gpt import Gpt
 from workers.models.initial import Values, folder_values, gpt_values, mlp_values
 from workers.models.mlp import Mlp
-from workers.models.python import build_user_model, gives_its_own_loss, user_model_on_meta
+from workers.models.python import build_user_model, gives_its_own_loss, logits_of, loss_from, user_model_on_meta
 from workers.shapes import DECAY, decay_group
 from workers.spec import AdamSpec, GptModel, JobSpec, LionSpec, MlpModel, OptimizerSpec, PythonModel, SGDSpec
 from zero_engine.adamw import AdamW, Optimizer
@@ -92,17 +92,19 @@ def _on_meta(user: PythonModel, seed: int) -> nn.Module | None:
 
 
 def loss_of(model: nn.Module) -> Loss:
-    """How a batch becomes a loss: the model's own where it takes targets, else cross-entropy of its logits."""
+    """How a batch becomes a loss: the model's own where it takes targets, else cross-entropy of its logits.
+
+    The loss raises EntryError for a model that returns something else.
+    """
     return _own_loss if gives_its_own_loss(model) else _cross_entropy
 
 
 def _own_loss(model: nn.Module, batch: Batch) -> Tensor:
-    loss: Tensor = model(batch.inputs, batch.targets)
-    return loss
+    return loss_from(model(batch.inputs, batch.targets), model)
 
 
 def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
-    logits: Tensor = model(batch.inputs)
+    logits = logits_of(model(batch.inputs), model)
     return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), batch.targets.reshape(-1))
 
 

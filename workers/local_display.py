@@ -15,8 +15,8 @@ from workers.local_lines import StepLine
 class Display(Protocol):
     """What a run tells a person or a program."""
 
-    def begin(self, title: str, steps: int) -> None:
-        """The run starts; `steps` in all."""
+    def begin(self, title: str, steps: int, counts: str) -> None:
+        """The run starts; `steps` in all, whose data is counted in `counts`: tokens or samples."""
 
     def say(self, text: str) -> None:
         """A phase, an event, or something the user's code printed."""
@@ -31,7 +31,7 @@ class Display(Protocol):
 class JsonDisplay:
     """Standard output carries one compact object per line and nothing else; what is said goes to standard error."""
 
-    def begin(self, title: str, steps: int) -> None:
+    def begin(self, title: str, steps: int, counts: str) -> None:
         """Nothing: a program knows what it asked for."""
 
     def say(self, text: str) -> None:
@@ -53,9 +53,9 @@ class PlainDisplay:
 
     LINES = 20  # of steps, about
 
-    def begin(self, title: str, steps: int) -> None:
+    def begin(self, title: str, steps: int, counts: str) -> None:
         self._every = max(1, steps // self.LINES)
-        self._steps = steps
+        self._steps, self._counts = steps, counts
         print(title, flush=True)
 
     def say(self, text: str) -> None:
@@ -63,7 +63,7 @@ class PlainDisplay:
 
     def step(self, line: StepLine) -> None:
         if line.step % self._every == 0 or line.step == self._steps or line.eval_loss is not None:
-            print(f"step {line.step}/{self._steps}  {described(line)}", flush=True)
+            print(f"step {line.step}/{self._steps}  {described(line, self._counts)}", flush=True)
 
     def end(self, summary: dict[str, Any]) -> None:
         print(ended(summary), flush=True)
@@ -85,7 +85,8 @@ class TerminalDisplay:
             redirect_stderr=False,
         )
 
-    def begin(self, title: str, steps: int) -> None:
+    def begin(self, title: str, steps: int, counts: str) -> None:
+        self._counts = counts
         self._console.print(title, markup=False, highlight=False)
         self._task = self._progress.add_task("train", total=steps, numbers="starting")
         self._progress.start()
@@ -94,7 +95,7 @@ class TerminalDisplay:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, line: StepLine) -> None:
-        self._progress.update(self._task, completed=line.step, numbers=described(line))
+        self._progress.update(self._task, completed=line.step, numbers=described(line, self._counts))
 
     def end(self, summary: dict[str, Any]) -> None:
         self._progress.stop()
@@ -109,11 +110,11 @@ def display_of(as_json: bool) -> Display:
     return TerminalDisplay(console) if console.is_terminal else PlainDisplay()
 
 
-def described(line: StepLine) -> str:
+def described(line: StepLine, counts: str) -> str:
     """A step in a few words."""
     rate = line.tokens / line.seconds if line.seconds else 0.0
     validation = f"  validation {line.eval_loss:.4f}" if line.eval_loss is not None else ""
-    return f"loss {line.loss:.4f}{validation}  norm {line.grad_norm:.3f}  {rate:,.0f} tokens/s"
+    return f"loss {line.loss:.4f}{validation}  norm {line.grad_norm:.3f}  {rate:,.0f} {counts}/s"
 
 
 def ended(summary: dict[str, Any]) -> str:

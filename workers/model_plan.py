@@ -24,7 +24,7 @@ from workers.data.needs import context_of
 from workers.estimates import FROM_PASS, Estimate
 from workers.failures import error_info
 from workers.model_builder import ANSWER_FILE, SAID_BYTES
-from workers.models.python import build_user_model, user_model_on_meta
+from workers.models.python import EntryError, build_user_model, user_model_on_meta
 from workers.planner import SpecPlan, Where, engine_config, plan_parameters
 from workers.rank_process import write_atomically
 from workers.spec import JobSpec, PythonModel, parse_spec
@@ -56,7 +56,10 @@ def parameters_in(model: nn.Module, spec: JobSpec) -> list[ParameterSpec]:
 
 
 def estimate_in(model: nn.Module, spec: JobSpec) -> Estimate:
-    """What a micro-batch holds and computes, by passing tensors without contents through the model and its loss."""
+    """What a micro-batch holds and computes, by passing tensors without contents through the model and its loss.
+
+    Raises EntryError for a model that returns no logits and no loss.
+    """
     samples, loss = spec.train.micro_batch, loss_of(model)
     if spec.data.kind == "digits":
         batch = (Empty((samples, INPUTS), torch.float32), Empty((samples,), torch.int64))
@@ -64,6 +67,8 @@ def estimate_in(model: nn.Module, spec: JobSpec) -> Estimate:
         batch = (Empty((samples, context_of(spec)), torch.int64),) * 2
     try:
         found = dry_run(model, lambda module, x, y: loss(module, Batch(x, y)), batch, engine_config(spec, spec.chunk))
+    except EntryError:
+        raise
     except Exception as error:  # their code, on tensors whose values cannot be read: a plan without this part
         return Estimate(None, None, f"the model cannot be passed through without values ({type(error).__name__})")
     return Estimate(found.peak_bytes, found.flops, FROM_PASS, found.attention_flops)

@@ -162,6 +162,7 @@ def engine_config(spec: JobSpec, chunk: int, stage: int = 0) -> ZeroConfig:
         gradient_clipping=spec.train.gradient_clipping,
         seed=spec.train.seed,
         activation_checkpointing=spec.zero.activation_checkpointing,
+        buffers=spec.zero.buffers,
         offload="cpu" if spec.zero.offload == "optimizer" else "none",
     )
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import torch.distributed as dist
 from workers.build import Loss, build_model, loss_of, moved, optimizer_of, prepare_device, start_of
 from workers.contract import DISK_EXIT, LaunchOrder, PlanRecord, ResultRecord
 from workers.data.batches import Data
+from workers.data.errors import DataError
 from workers.data.opening import open_data
 from workers.failures import error_info
 from workers.joining import device_of, join_group
 from workers.measuring import peak_resident_bytes
+from workers.models.python import EntryError
 from workers.planner import engine_config
 from workers.reporter import Reporter
 from workers.restoring import Progressed, restore
@@ -26,6 +29,7 @@ from workers.training import Training
 from zero_engine import Engine, builds_here
 
 FAILED_EXIT = 1
+SENTENCES = (DataError, EntryError)  # say what to change in the spec: no traceback would help
 
 
 def main(order: LaunchOrder, listen_fd: int | None) -> int:
@@ -36,7 +40,10 @@ def main(order: LaunchOrder, listen_fd: int | None) -> int:
         with reporter.alive():
             result = _live(order, listen_fd, reporter)
     except BaseException as error:  # also SystemExit and KeyboardInterrupt of the user's code
-        traceback.print_exc()
+        if isinstance(error, SENTENCES):
+            print(error, file=sys.stderr)
+        else:
+            traceback.print_exc()
         result = _failed(reporter, error)
     try:
         reporter.result(result)

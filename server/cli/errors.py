@@ -34,7 +34,7 @@ class SpecProblems(BadInput):
     """A spec with faults, each with its place, its value and what would be right.
 
     `faults` are the `errors` of problem+json: mappings with `pointer`, `message` and perhaps `value`, `suggestion`,
-    `line`, `column`.
+    `line`, `column`; those of a file also `option`.
     """
 
     def __init__(self, message: str, faults: Sequence[Mapping[str, Any]]) -> None:
@@ -48,7 +48,9 @@ class SpecProblems(BadInput):
 def fault_line(fault: Mapping[str, Any]) -> str:
     """One fault as one line: `  /train/step: unknown field "step" (got 3); did you mean steps?`."""
     place = fault.get("pointer") or "/"
-    if fault.get("line"):
+    if fault.get("option"):
+        place = f"{fault['option']}, {place}"
+    elif fault.get("line"):
         place = f"line {fault['line']}, {place}"
     value = fault.get("value")
     shown = "" if value is None or str(value) in str(fault["message"]) else f" (got {value})"

@@ -10,7 +10,7 @@ import typer
 from server.cli.client import Json
 from server.cli.connection import Session
 from server.cli.errors import FAILED, ServerUnreachable
-from server.cli.output import STATUS_STYLE, number_text, plain, seconds_text, short_id
+from server.cli.output import STATUS_STYLE, counted_in, number_text, plain, seconds_text, short_id
 
 ENDED = ("succeeded", "failed", "cancelled", "paused", "deleting", "delete_failed")
 WATCHED = ("id", "name", "status", "step", "steps", "loss", "tokens_per_second", "eta_seconds", "attempt", "digest")
@@ -97,7 +97,7 @@ def _numbers(job: Json) -> str:
         return str((job.get("reason") or {}).get("sentence") or job.get("phase") or "")
     parts = [f"loss {number_text(job.get('loss'))}"]
     if job.get("tokens_per_second") is not None:
-        parts.append(f"{number_text(job['tokens_per_second'], 3)} tokens/s")
+        parts.append(f"{number_text(job['tokens_per_second'], 3)} {counted_in(job)}/s")
     if job["status"] == "running" and job.get("eta_seconds") is not None:
         parts.append(f"ETA {seconds_text(job['eta_seconds'])}")
     return "  ".join(parts)

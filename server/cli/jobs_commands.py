@@ -13,7 +13,7 @@ from server.cli.client import Json
 from server.cli.connection import Session
 from server.cli.errors import FAILED, ServerProblem, SomeRefused
 from server.cli.follow import follow, is_at_rest, wait_for
-from server.cli.output import age_text, bytes_text, number_text, plain, seconds_text, short_id, status_text
+from server.cli.output import age_text, bytes_text, counted_in, number_text, plain, seconds_text, short_id, status_text
 from server.cli.spec_file import SetOption, SpecArgument, as_body, read_spec
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, end of an id, name, or `latest`.")]
@@ -109,7 +109,7 @@ def _draw_job(session: Session, job: Json, attempts: list[Json], plan: Json) -> 
         *_saving(job),
         ("Step", f"{job['step']} of {job['steps']}"),
         ("Loss", number_text(job["loss"], 6)),
-        ("Tokens/s", number_text(job["tokens_per_second"])),
+        (f"{counted_in(job).capitalize()}/s", number_text(job["tokens_per_second"])),
         ("ETA", seconds_text(job["eta_seconds"])),
         ("Ranks x stage", f"{job['ranks']} x {_stage(job['stage'])}"),
         ("Plan", plain(_plan(plan))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -139,6 +139,11 @@ def age_text(at: str | None, now: datetime | None = None) -> str:
     if at is None:
         return "-"
     return seconds_text(max(0.0, ((now or datetime.now(UTC)) - datetime.fromisoformat(at)).total_seconds()))
+
+
+def counted_in(job: Mapping[str, Any]) -> str:
+    """What a job's rate counts: tokens, or samples where its data are none."""
+    return "samples" if job["spec"]["data"]["kind"] == "digits" else "tokens"
 
 
 def number_text(value: float | str | None, digits: int = 4) -> str:

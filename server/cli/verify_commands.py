@@ -8,8 +8,9 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -18,6 +19,9 @@ from server.cli.client import Json
 from server.cli.connection import AsJson, DataDir, Server, Session, Token, data_folder, session_with
 from server.cli.errors import BadInput, CommandError
 from server.cli.output import Output, bytes_text
+
+if TYPE_CHECKING:
+    from zero_engine.catalog import CheckpointName
 
 DAMAGED = 1  # exit code
 PRESENT = (*USABLE, "corrupt")  # what can be read, to find out what is in it
@@ -52,27 +56,39 @@ def verify(
 def _verify_folder(place: str, output: Output) -> None:
     """Without a server: a folder of this machine, or a url that ends with one."""
     from workers.object_store import open_store
+    from zero_engine.catalog import list_checkpoints
     from zero_engine.catalog import verify as verify_all
     from zero_engine.store import StoreError
 
     whole = place if "://" in place else str(Path(place).expanduser().absolute())
-    root, _, folder = whole.rstrip("/").rpartition("/")
+    whole = whole.rstrip("/")
+    root, _, folder = whole.rpartition("/")
     try:
+        _require_a_checkpoint(whole, list_checkpoints(open_store(whole)))
         found = verify_all(open_store(root), folder)
     except StoreError as error:
-        raise CommandError(f"The store does not answer: {error}") from error
+        raise CommandError(f"The store {root} does not answer: {error}") from error
     damage = [
         {"rank": item.rank, "kind": item.kind, "blocks": list(item.blocks), "problem": item.problem}
         for item in found.damage
     ]
     result = {
         "ok": found.ok,
+        "place": whole,
         "problems": list(found.problems),
         "bad_ranks": list(found.bad_ranks),
         "damage": damage,
         "bytes": found.bytes_read,
     }
-    _tell(output, folder, result)
+    _tell(output, whole, result)
+
+
+def _require_a_checkpoint(place: str, known: Sequence[CheckpointName]) -> None:
+    """Raises BadInput for a place that cannot be meant; `known` are the checkpoints below it."""
+    if known:
+        raise BadInput(f"{place} holds checkpoints and is none itself; name one, as {place}/{known[0].folder}.")
+    if "://" not in place and not Path(place).is_dir():
+        raise BadInput(f"{place} is no folder; name a checkpoint's, as STORE/step-0000000050-attempt-000001.")
 
 
 def _tell(output: Output, where: str, result: Json) -> None:
@@ -80,7 +96,7 @@ def _tell(output: Output, where: str, result: Json) -> None:
         if result["ok"]:
             output.say(f"{where}: all {bytes_text(result['bytes'])} are as they were written.")
         for problem in result["problems"]:
-            output.say(problem)
+            output.say(f"{where}: {problem}")
 
     output.result(result, draw)
     if not result["ok"]:

@@ -101,6 +101,7 @@ def job_view(**changes: Any) -> dict[str, Any]:
         "stage": 2,
         "attempt": 1,
         "eta_seconds": 12.0,
+        "spec": {"data": {"kind": "text"}},
         "tokens_per_second": 1000.0,
         "phase": "training",
         "micro_batches": 4,

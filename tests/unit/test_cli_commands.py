@@ -19,8 +19,9 @@ import pytest
 from server.cli import main
 from server.cli.checkpoint_commands import _draw
 from server.cli.connection import Session
+from server.cli.follow import _numbers
 from server.cli.jobs_commands import _draw_jobs, _plan, _saving
-from server.cli.output import Output
+from server.cli.output import Output, counted_in
 from tests.unit.scripted_server import Answer, Asked, Script, job_view, serving
 from tests.waiting import PATIENCE_SECONDS
 
@@ -86,6 +87,13 @@ def test_a_person_is_shown_the_save_that_runs_now() -> None:
     ((name, text),) = _saving(job_view(current_attempt={"saving": saving}))
     assert name == "Saving" and text.startswith("step 40, for ")
     assert [_saving(job_view(current_attempt=idle)) for idle in ({"saving": None}, None)] == [[], []]
+
+
+def test_a_rate_is_counted_in_what_the_data_are() -> None:
+    """Images are samples; the progress line and `show` ask the same."""
+    images = job_view(spec={"data": {"kind": "digits"}})
+    assert [counted_in(job) for job in (images, job_view())] == ["samples", "tokens"]
+    assert "1,000 samples/s" in _numbers(images) and "1,000 tokens/s" in _numbers(job_view())
 
 
 def test_a_person_is_shown_the_plan_of_a_job_or_how_far_it_is() -> None:

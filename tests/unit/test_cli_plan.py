@@ -38,6 +38,13 @@ def test_more_ranks_than_micro_batches_are_planned_and_marked(spec: str) -> None
     assert column["micro_batches"] == 64 and column["note"] == "needs global_batch 256"
 
 
+def test_a_wrong_override_is_named_as_it_was_typed(spec: str) -> None:
+    """Not by a line of the file."""
+    ended = shardyard(None, "plan", spec, "--set", "train.steps=x")
+    assert ended.returncode == 2 and "--set train.steps=x, /train/steps: must be a whole number" in ended.stderr
+    assert "line" not in ended.stderr
+
+
 def test_an_override_changes_the_plan(spec: str) -> None:
     (column,) = json.loads(shardyard(None, "plan", spec, "--set", "resources.ranks=3").stdout)
     assert column["ranks"] == 3 and column["idle_share"] > 0

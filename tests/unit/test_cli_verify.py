@@ -15,6 +15,7 @@ from tests.unit.checkpoint_by_hand import ByHand
 from tests.unit.scripted_server import Answer, Script, job_view, serving
 from tests.unit.test_cli_commands import JOB, shardyard
 from workers.verify_resume import CannotVerifyError, choose
+from zero_engine.shard import MANIFEST
 from zero_engine.store import LocalStore
 
 CHECKPOINT = "019a0000-0000-7000-8000-00000000c0de"
@@ -91,6 +92,18 @@ def test_a_job_is_run_again_with_what_the_server_recorded(script: Script, monkey
     assert seen["spec"] == SPEC and seen["recorded"]["1"] == {"loss": 0.1, "grad_norm": 1e-320}
     assert str(seen["recorded"]["2"]["loss"]) == "nan"
     assert seen["rest"][:5] == [f"s3://bucket/x/{JOB}", "--steps", "3", "--set", "resources.ranks=1"]
+
+
+def test_a_place_that_is_no_checkpoint_is_named_whole(tmp_path: Path) -> None:
+    """A typo, a store in place of a checkpoint in it, a folder whose manifest is gone."""
+    manifest = ByHand(LocalStore(tmp_path / "store")).publish()
+    typo = shardyard(None, "verify", f"{tmp_path}/savero/step")
+    assert typo.returncode == 2 and f"{tmp_path}/savero/step is no folder" in typo.stderr
+    store = shardyard(None, "verify", f"{tmp_path}/store/")
+    assert store.returncode == 2 and f"name one, as {tmp_path}/store/{manifest.folder}" in store.stderr
+    (tmp_path / "store" / manifest.folder / MANIFEST).unlink()
+    gone = shardyard(None, "verify", str(tmp_path / "store" / manifest.folder))
+    assert gone.returncode == 1 and json.loads(gone.stdout)["place"] == str(tmp_path / "store" / manifest.folder)
 
 
 def test_a_spec_file_needs_its_checkpoints_named(tmp_path: Path) -> None:

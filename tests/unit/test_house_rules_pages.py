@@ -34,7 +34,7 @@ train.optimizer[sgd].weight_decay
 train.optimizer[lion].kind train.optimizer[lion].lr train.optimizer[lion].betas train.optimizer[lion].weight_decay
 train.schedule train.schedule[cosine].kind train.schedule[cosine].warmup_steps train.schedule[cosine].min_lr
 train.schedule[constant].kind
-zero zero.stage zero.offload zero.activation_checkpointing zero.self_test
+zero zero.stage zero.offload zero.activation_checkpointing zero.buffers zero.self_test
 resources resources.ranks resources.device resources.threads_per_rank
 checkpoint checkpoint.every checkpoint.keep_latest checkpoint.keep_best checkpoint.keep_every
 checkpoint.when_busy checkpoint.when_failed

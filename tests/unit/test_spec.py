@@ -339,6 +339,39 @@ def test_overrides_are_applied_and_an_auto_chunk_keeps_the_files_ranks(tmp_path:
             read_spec_file(file, [wrong])
 
 
+SET = {
+    "train.step=3": '--set train.step=3: /train/step: unknown field "step" (did you mean steps?)',
+    "train.steps=x": "--set train.steps=x: /train/steps: must be a whole number",
+    "train.steps=[": "--set train.steps=[: /train/steps: this is neither YAML nor JSON",
+    "nowhere.deep=1": '--set nowhere.deep=1: /nowhere: unknown field "nowhere"',
+    "train={steps: 3, seed: -1}": "--set train={steps: 3, seed: -1}: /train/seed: must be at least 0",
+    "train.steps": "--set train.steps: (spec): an override has the form field.field=value",
+}
+
+
+@pytest.mark.parametrize(("override", "said"), SET.items())
+def test_a_mistake_in_an_override_names_the_option_and_the_field(tmp_path: Path, override: str, said: str) -> None:
+    """Property: no line of a text is named that nobody wrote; of two options the one that counts is."""
+    file = tmp_path / "spec.yaml"
+    file.write_text(SHORT)
+    with pytest.raises(SpecError) as caught:
+        read_spec_file(file, ["train.steps=y", override] if override == "train.steps=x" else [override])
+    (problem,) = caught.value.problems
+    assert str(problem).startswith(said) and problem.line is None
+
+
+def test_a_mistake_in_the_text_keeps_its_line_beside_overrides(tmp_path: Path) -> None:
+    """Property: `--ranks` is named as it was typed, and each problem by what gave its value."""
+    file = tmp_path / "spec.yaml"
+    file.write_text(SHORT.replace("steps: 3", "steps: x"))
+    with pytest.raises(SpecError) as caught:
+        read_spec_file(file, ["name=other"], ranks=0)
+    assert [str(problem) for problem in caught.value.problems] == [
+        "line 5: /train/steps: must be a whole number",
+        "--ranks 0: /resources/ranks: must be at least 1",
+    ]
+
+
 def test_relative_paths_belong_to_the_folder_of_the_file(tmp_path: Path) -> None:
     """Property: `run` and `submit` make paths absolute; `stdlib` stays a word."""
     file = tmp_path / "spec.yaml"
@@ -403,7 +436,7 @@ resources.threads_per_rank restart.infrastructure_failures restart.user_failures
 train.deterministic train.eval.batches train.eval.every train.global_batch train.gradient_clipping train.micro_batch
 train.optimizer train.precision
 train.schedule
-train.seed train.steps zero.activation_checkpointing zero.offload zero.self_test zero.stage
+train.seed train.steps zero.activation_checkpointing zero.buffers zero.offload zero.self_test zero.stage
 """.split()  # noqa: SIM905
 
 

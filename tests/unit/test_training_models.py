@@ -12,6 +12,7 @@ from torch import nn
 
 from workers.build import build_model, loss_of, optimizer_of
 from workers.data.batches import ArrayBatches, Batch, BatchShape, TokenBatches
+from workers.model_plan import estimate_in
 from workers.models.python import EntryError, build_user_model, gives_its_own_loss
 from workers.shapes import gpt_parameters, mlp_parameters
 from workers.spec import GptModel, JobSpec, MlpModel, PythonModel, load_spec
@@ -131,6 +132,20 @@ def no_module():
 
 def raises():
     raise ValueError("the user's own words")
+
+class Tuple(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs), inputs
+
+class Losses(WithLoss):
+    def forward(self, inputs, targets):
+        return (self.layer(inputs).sum(-1) - targets).square()
+
+def gives_a_tuple(width=4):
+    return Tuple(width, 3)
+
+def gives_losses():
+    return Losses()
 """
 
 
@@ -166,6 +181,23 @@ def test_a_model_that_takes_targets_gives_its_own_loss(folder: Path) -> None:
     assert torch.equal(loss_of(plain)(plain, batch), expected)
 
 
+def test_a_model_that_returns_something_else_is_told_what_to_return(folder: Path) -> None:
+    """Property: what came, of which class, and what must come, for training and for a plan."""
+    batch = Batch(torch.ones(2, 4), torch.tensor([0, 1]))
+    wrong = {
+        "gives_a_tuple": r"class Tuple\) returned a tuple of 2 from forward\(inputs\); return the logits alone",
+        "gives_losses": r"class Losses\) returned a tensor of shape \(2,\) from .*; return the loss alone",
+    }
+    for entry, words in wrong.items():
+        model = build_user_model(user(folder, f"the_users_model:{entry}"), seed=1)
+        with pytest.raises(EntryError, match=words):
+            loss_of(model)(model, batch)
+    wide = user(folder, "the_users_model:gives_a_tuple", width=64)
+    spec = spec_of("{kind: mlp}", "{kind: digits}").model_copy(update={"model": wide})
+    with pytest.raises(EntryError, match=r"returned a tuple of 2"):
+        estimate_in(build_user_model(wide, seed=1), spec)
+
+
 def test_an_entry_that_gives_no_model_is_named(folder: Path) -> None:
     """Property: no function, no module, a module from elsewhere: EntryError; the user's exceptions stay as they are."""
     for entry, words in (("the_users_model:missing", "no function"), ("the_users_model:no_module", "returned int")):
@@ -175,8 +207,11 @@ def test_an_entry_that_gives_no_model_is_named(folder: Path) -> None:
         build_user_model(user(folder, "json:loads"), seed=1)
     with pytest.raises(ValueError, match="own words"):
         build_user_model(user(folder, "the_users_model:raises"), seed=1)
-    with pytest.raises(ModuleNotFoundError):
-        build_user_model(user(folder, "no_such_module_at_all:build"), seed=1)
+    with pytest.raises(EntryError, match=f"no_such.at_all:build: there is no module no_such in model.path {folder}"):
+        build_user_model(user(folder, "no_such.at_all:build"), seed=1)
+    (folder / "users_lacking.py").write_text("import no_such_library")
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):  # of their code, with its own traceback
+        build_user_model(user(folder, "users_lacking:build"), seed=1)
     (folder / "workers").mkdir()
     with pytest.raises(EntryError, match="belongs to Shardyard"):
         build_user_model(user(folder, "the_users_model:build"), seed=1)

@@ -13,7 +13,7 @@ import pytest
 from workers.contract import RECORD, EventRecord, LedgerRecord, MemoryRecord, PlanRecord, PointsRecord, ResultRecord
 from workers.data.errors import DataError
 from workers.failures import code_of, error_info
-from workers.local_display import ended
+from workers.local_display import described, ended
 from workers.local_lines import Lines, StepLine
 from workers.models.python import EntryError
 from workers.planner import Where, plan_spec
@@ -130,6 +130,19 @@ def test_a_step_becomes_one_line_when_every_rank_has_spoken() -> None:
         lines = Lines(2, chunk=2)
         made = [line for rank, record in order if (line := lines.take(rank, record)) is not None]
         assert made == [expected]
+
+
+def test_a_step_is_told_in_what_its_data_are_counted_in() -> None:
+    """Property: images are samples, text is tokens."""
+    lines = Lines(1, chunk=2)
+    (line,) = [found for rank, record in records_of(1, 1) if (found := lines.take(rank, record)) is not None]
+    short = "name: x\nmodel: {kind: MODEL}\ndata: {kind: DATA}\ntrain: {steps: 1}\n"
+    counted = {
+        data: load_spec(short.replace("MODEL", model).replace("DATA", data)).counts
+        for model, data in (("mlp", "digits"), ("gpt", "text"))
+    }
+    assert counted == {"digits": "samples", "text": "tokens"}
+    assert described(line, counted["digits"]).endswith("  8 samples/s")
 
 
 def test_a_summary_puts_the_plan_beside_what_was_measured() -> None:

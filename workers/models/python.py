@@ -6,15 +6,16 @@ import importlib
 import inspect
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from workers.spec.kinds import OUR_PACKAGES, PythonModel
 
 
 class EntryError(Exception):
-    """An entry point that gives no model. `code` never changes once released."""
+    """An entry point that gives no model, or one that gives no loss. `code` never changes once released."""
 
     code = "entry_failed"
 
@@ -30,7 +31,7 @@ def build_user_model(spec: PythonModel, seed: int) -> nn.Module:
     if sys.path[0] != str(folder):
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
-    module = importlib.import_module(module_name)
+    module = _imported(spec, module_name, folder)
     _refuse_elsewhere(module.__file__, folder, module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -60,6 +61,48 @@ def gives_its_own_loss(model: nn.Module) -> bool:
     ]
     required = [each for each in parameters if each.default is each.empty]
     return len(required) >= 2 or (len(parameters) >= 2 and parameters[1].name == "targets")
+
+
+def logits_of(given: object, model: nn.Module) -> Tensor:
+    """What forward(inputs) gave, if it can be logits. Raises EntryError."""
+    if not isinstance(given, Tensor) or not given.dim():
+        raise EntryError(
+            f"the model of model.entry (class {type(model).__name__}) returned {_named(given)} from forward(inputs); "
+            "return the logits alone, one tensor (…, classes), or take the targets too, forward(inputs, targets), and "
+            "return the loss"
+        )
+    return given
+
+
+def loss_from(given: object, model: nn.Module) -> Tensor:
+    """What forward(inputs, targets) gave, if it can be a loss. Raises EntryError."""
+    if not isinstance(given, Tensor) or given.numel() != 1:
+        raise EntryError(
+            f"the model of model.entry (class {type(model).__name__}) returned {_named(given)} from forward(inputs, "
+            "targets); return the loss alone, a tensor with one number, the mean over the targets"
+        )
+    return given
+
+
+def _named(given: object) -> str:
+    if isinstance(given, Tensor):
+        return f"a tensor of shape {tuple(given.shape)}"
+    if isinstance(given, tuple | list):
+        return f"a {type(given).__name__} of {len(given)}"
+    return "nothing" if given is None else f"a {type(given).__name__}"
+
+
+def _imported(spec: PythonModel, module_name: str, folder: Path) -> ModuleType:
+    """The user's module. Raises EntryError when it is not there; ModuleNotFoundError for one that it lacks itself."""
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise EntryError(
+            f"model.entry {spec.entry}: there is no module {error.name} in model.path {folder} (ModuleNotFoundError); "
+            f"put {module_name.replace('.', '/')}.py there, or name the folder that holds it"
+        ) from error
 
 
 def _refuse_our_names(folder: Path) -> None:

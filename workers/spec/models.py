@@ -127,6 +127,13 @@ class ZeroSpec(SpecModel):
         Literal["none", "full", "selective"],
         Field(description="recomputes activations in backward"),
     ] = "none"
+    buffers: Annotated[
+        Literal["refuse", "local"],
+        Field(
+            description="a buffer that training changes (BatchNorm), on several ranks: an error that names it, or each "
+            "rank keeps its own, which gives up equal bits"
+        ),
+    ] = "refuse"
     self_test: Annotated[
         bool, Field(description="two steps are compared bit for bit with the plain loop before step 1")
     ] = False
@@ -242,6 +249,11 @@ class JobSpec(SpecModel):
                 "/data/kind", f"model {self.model.kind} cannot read data {self.data.kind}; use {' or '.join(fitting)}"
             )
         return self
+
+    @property
+    def counts(self) -> Literal["tokens", "samples"]:
+        """What a step's amount of data is counted in."""
+        return "samples" if self.data.kind == "digits" else "tokens"
 
     @property
     def chunk(self) -> int:

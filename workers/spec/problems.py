@@ -34,9 +34,10 @@ class SpecProblem:
     suggestion: str | None = None
     line: int | None = None  # from 1, when the text is known
     column: int | None = None
+    option: str | None = None  # of the command line, where that gave the value and not the text
 
     def __str__(self) -> str:
-        where = f"line {self.line}: " if self.line else ""
+        where = f"{self.option}: " if self.option else f"line {self.line}: " if self.line else ""
         hint = f" (did you mean {self.suggestion}?)" if self.suggestion else ""
         return f"{where}{self.pointer or '(spec)'}: {self.message}{hint}"
 
@@ -83,7 +84,9 @@ def located(problems: Iterable[SpecProblem], places: Mapping[str, Place]) -> lis
             pointer = pointer.rpartition("/")[0]
         place = place or places.get("")
         found.append(
-            replace(problem, line=place.line, column=place.column) if place and problem.line is None else problem
+            replace(problem, line=place.line, column=place.column)
+            if place and problem.line is None and problem.option is None
+            else problem
         )
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from workers.spec.document import MAX_BYTES, Document, read_document, refuse_unstorable
 from workers.spec.models import JobSpec, ResourceSpec
 from workers.spec.paths import resolve_paths
-from workers.spec.problems import Place, SpecError, SpecProblem, located, problems_of, shown
+from workers.spec.problems import Place, SpecError, SpecProblem, child, located, problems_of, shown
 
 DEFAULT_RANKS = ResourceSpec().ranks
 Places = Callable[[], Mapping[str, Place]]
@@ -47,17 +48,36 @@ def _validated(data: Any, places: Places) -> JobSpec:
         raise SpecError(located(problems_of(error, JobSpec, data), places())) from None
 
 
-def read_spec_file(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The spec in a file, `a.b=value` overrides applied, relative paths taken from the file's folder.
+@dataclass(frozen=True)
+class Override:
+    """A value that the command line gives a field."""
+
+    name: str  # "train.steps"
+    value: str  # YAML
+    option: str  # as it was typed, for messages
+
+    @property
+    def pointer(self) -> str:
+        pointer = ""
+        for key in self.name.split("."):
+            pointer = child(pointer, key)
+        return pointer
+
+
+def read_spec_file(path: Path, overrides: Sequence[str] = (), ranks: int | None = None) -> JobSpec:
+    """The spec in a file, `a.b=value` overrides and then `ranks` applied, relative paths taken from the file's folder.
 
     An `auto` chunk divides by the ranks written in the file, so that an override of the ranks keeps the bits; with an
     explicit `train.chunk` that one wins. Raises SpecError, OSError.
     """
     with open(path, "rb") as file:
         document = read_document(file.read(MAX_BYTES + 1))
-    if not overrides or not isinstance(document.data, dict):
+    given = [_override(text) for text in overrides]
+    if ranks is not None:
+        given.append(Override("resources.ranks", str(ranks), f"--ranks {ranks}"))
+    if not given or not isinstance(document.data, dict):
         return resolve_paths(parse_document(document), path.absolute().parent)
-    spec = _validated(_overridden(document, overrides), lambda: document.places)
+    spec = _with_overrides(document, given)
     if spec.train.chunk == "auto":
         resources = document.data.get("resources")
         ranks = resources.get("ranks", DEFAULT_RANKS) if isinstance(resources, dict) else DEFAULT_RANKS
@@ -67,14 +87,46 @@ def read_spec_file(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     return resolve_paths(spec, path.absolute().parent)
 
 
-def _overridden(document: Document, overrides: Sequence[str]) -> Any:
+def _override(text: str) -> Override:
+    name, equals, value = text.partition("=")
+    option = f"--set {text}"
+    if not equals or not all(name.split(".")):
+        raise SpecError([SpecProblem("", shown(text), "an override has the form field.field=value", option=option)])
+    return Override(name, value, option)
+
+
+def _with_overrides(document: Document, overrides: Sequence[Override]) -> JobSpec:
+    """The text's values with the overrides. Raises SpecError; what an override gave is named by its option."""
     data = document.data
     for override in overrides:
-        name, equals, value = override.partition("=")
-        if not equals or not all(name.split(".")):
-            raise SpecError([SpecProblem("", shown(override), "an override has the form field.field=value")])
-        data = _with_value(data, name.split("."), read_document(value).data)
-    return data
+        data = _with_value(data, override.name.split("."), _value_of(override))
+    try:
+        return _validated(data, _nowhere)
+    except SpecError as error:
+        problems = [_by_option(problem, overrides, document) for problem in error.problems]
+        raise SpecError(located(problems, document.places)) from None
+
+
+def _value_of(override: Override) -> Any:
+    try:
+        return read_document(override.value).data
+    except SpecError as error:
+        faults = [SpecProblem(override.pointer, "", each.message, option=override.option) for each in error.problems]
+        raise SpecError(faults) from None
+
+
+def _by_option(problem: SpecProblem, overrides: Sequence[Override], document: Document) -> SpecProblem:
+    """The problem with the last option that gave its field, a part that holds it, or one in it that the text lacks."""
+    pointer, in_text = problem.pointer, problem.pointer in document.places
+    for override in reversed(overrides):
+        within = _is_within(pointer, override.pointer) or (not in_text and _is_within(override.pointer, pointer))
+        if within:
+            return replace(problem, option=override.option)
+    return problem
+
+
+def _is_within(pointer: str, outer: str) -> bool:
+    return pointer == outer or pointer.startswith(f"{outer}/")
 
 
 def _with_value(data: Any, keys: list[str], value: Any) -> Any:

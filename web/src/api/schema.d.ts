@@ -2216,6 +2216,7 @@ export interface components {
             /**
              * @default {
              *       "activation_checkpointing": "none",
+             *       "buffers": "refuse",
              *       "offload": "none",
              *       "self_test": false,
              *       "stage": "auto"
@@ -4637,6 +4638,13 @@ export interface components {
              * @enum {string}
              */
             activation_checkpointing: "none" | "full" | "selective";
+            /**
+             * Buffers
+             * @description a buffer that training changes (BatchNorm), on several ranks: an error that names it, or each rank keeps its own, which gives up equal bits
+             * @default refuse
+             * @enum {string}
+             */
+            buffers: "refuse" | "local";
             /**
              * Offload
              * @description keeps master weights, moments and the update in host memory

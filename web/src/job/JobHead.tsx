@@ -12,6 +12,7 @@ import { Reason } from "../ui/Reason";
 import { State, toneOf } from "../ui/State";
 import { Yardstick } from "../ui/Yardstick";
 import { Actions } from "./Actions";
+import { countedIn } from "./counts";
 
 const UNREACHABLE_SECONDS = 30;
 
@@ -70,7 +71,7 @@ function Readouts({ job }: { job: Job }) {
       <Readout name="Loss" value={formatNumber(job.loss)} alarm={loss !== null && !Number.isFinite(loss)} testId="loss" />
       {isLive && <Readout name="Left" value={formatDuration(job.eta_seconds)} />}
       <Readout name={job.ended_at ? "Took" : "Since start"} value={formatDuration(elapsed)} title={job.started_at ? `Started ${formatTime(job.started_at, now)}` : "Not started"} />
-      <Readout name="Tokens a second" value={formatShort(job.tokens_per_second)} />
+      <Readout name={`${countedIn(job)} a second`} value={formatShort(job.tokens_per_second)} />
       <Readout name="Ranks × stage" value={`${job.ranks} × ${job.stage ?? "auto"}`} after={job.current_attempt?.device ?? undefined} />
       <Readout name="V, C" value={`${job.micro_batches}, ${job.chunk}`} title="V micro-batches a step, summed in chunks of C before they travel: equal V and C give equal bits" />
       {job.digest && <Readout name={job.ended_at ? "Digest" : "Last digest"} value={job.digest} mono testId="digest" title="Parameters, moments and step in 64 bits: equal digests mean the same bits" />}

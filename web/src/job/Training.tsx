@@ -10,6 +10,7 @@ import { StepChart } from "../charts/StepChart";
 import { formatCount, formatNumber, formatShort } from "../ui/format";
 import { Bones, Notice } from "../ui/pieces";
 import { AttemptStrip } from "./Attempts";
+import { countedIn } from "./counts";
 
 const MAIN = "loss,eval_loss,lr,grad_norm,tokens_per_second";
 const WIDTH = 800; // points a chart asks for at most
@@ -20,15 +21,16 @@ export default function Training({ job }: { job: Job }) {
   const extra = useMemo(() => (more ? more.split(",") : []), [more]);
   const metrics = useQuery(metricsQuery(job.id, MAIN, WIDTH, range, job));
   const series = metrics.data?.series;
+  const rateTitle = `${countedIn(job)} a second`;
   const charts = useMemo(() => {
     const of = (name: string, label: string, colour: string): Line[] => linesOf(ofFirstRank(series ?? [], name), name, label, colour);
     return {
       loss: [...of("loss", "train", "--accent"), ...of("eval_loss", "validation", "--warn")],
       lr: of("lr", "learning rate", "--accent"),
       norm: of("grad_norm", "gradient norm", "--accent"),
-      rate: of("tokens_per_second", "tokens a second", "--accent"),
+      rate: of("tokens_per_second", rateTitle.toLowerCase(), "--accent"),
     };
-  }, [series]);
+  }, [series, rateTitle]);
   const broken = series?.filter((each) => each.error) ?? [];
   const shared = { range, onRange: setRange, syncKey: job.id };
   const isWaiting = !series?.some((each) => each.points.length > 0 || each.non_finite.length > 0);
@@ -53,7 +55,7 @@ export default function Training({ job }: { job: Job }) {
           <StepChart title="Loss" lines={charts.loss} height={250} {...shared} />
           <StepChart title="Gradient norm" lines={charts.norm} height={250} {...shared} />
           <StepChart title="Learning rate" lines={charts.lr} format={(value) => formatNumber(value, 3)} {...shared} />
-          <StepChart title="Tokens a second" lines={charts.rate} format={formatShort} {...shared} />
+          <StepChart title={rateTitle} lines={charts.rate} format={formatShort} {...shared} />
           {extra.map((name) => <ExtraChart key={name} job={job} name={name} {...shared} />)}
         </div>
       )}
