@@ -57,6 +57,7 @@ class _Exchanged:
     """What an exchange comes to between these ranks; the same every time."""
 
     buffer: Buffer
+    about: str
     num_bytes: int  # that this rank sends
     slices: Sequence[_Slice]
 
@@ -158,12 +159,13 @@ class GroupComm:
             known = self._exchanges[request] = self._prepare_exchange(buffer, request)
         self.ledger.add("exchange", purpose, known.num_bytes)
         number = self._begin(buffer)
-        posted = deque(self._start(number, each.sends, each.receives) for each in known.slices[:_SETS])
-        return self._arrivals(known.slices, number, posted, self._said, purpose)
+        posted = deque(self._start(number, each, known.about) for each in known.slices[:_SETS])
+        return self._arrivals(known, number, posted, self._said, purpose)
 
     def _arrivals(
-        self, slices: Sequence[_Slice], request: int, posted: deque[_UnderWay], words: int, purpose: str
+        self, known: _Exchanged, request: int, posted: deque[_UnderWay], words: int, purpose: str
     ) -> Iterator[tuple[Range, list[Tensor | None]]]:
+        slices = known.slices
         for number, slice_ in enumerate(slices, start=1):
             self._arrive(posted.popleft(), words, "exchange", purpose)
             if number == len(slices):
@@ -171,7 +173,7 @@ class GroupComm:
             if slice_.part is not None:
                 yield slice_.part, slice_.pieces
             for following in slices[number + _SETS - 1 : number + _SETS]:
-                posted.append(self._start(request, following.sends, following.receives))
+                posted.append(self._start(request, following, known.about))
         if not slices:
             self._compare(words)
             self._thank(request)
@@ -184,7 +186,8 @@ class GroupComm:
         size = self._slice if self._others else max(1, request.owners[-1].stop)
         parts = [list(_cut(part, size)) for part in request.owners]
         count = max(map(len, parts))
-        return _Exchanged(buffer, sent, [self._prepare_slice(own, dtypes, parts, number) for number in range(count)])
+        slices = [self._prepare_slice(own, dtypes, parts, number) for number in range(count)]
+        return _Exchanged(buffer, request.label, sent, slices)
 
     def _prepare_slice(
         self, own: Tensor | None, dtypes: Sequence[torch.dtype | None], parts: Sequence[Sequence[Range]], number: int
@@ -218,7 +221,7 @@ class GroupComm:
                 if self._wire.gather(known.whole, known.own):
                     return _Fetched(self, _UnderWay((), time.perf_counter()), self._said, purpose)
         number = self._begin(buffer)
-        under_way = self._start(number, known.sends, known.receives)
+        under_way = self._start(number, known, request.label)
         if known.place is not None:
             known.place.copy_(known.own)
         return _Fetched(self, under_way, self._said, purpose, number)
@@ -249,10 +252,10 @@ class GroupComm:
         with self._peers_named:
             return self._wire.begin(buffer.number)
 
-    def _start(self, request: int, sends: Sequence[Message], receives: Sequence[Message]) -> _UnderWay:
+    def _start(self, request: int, messages: _Slice | _Gathered, about: str) -> _UnderWay:
         begun = time.perf_counter()
         with self._peers_named:
-            return _UnderWay(self._wire.start(request, sends, receives), begun)
+            return _UnderWay(self._wire.start(request, messages.sends, messages.receives, about), begun)
 
     def _arrive(self, under_way: _UnderWay, words: int, collective: str, purpose: str) -> None:
         """Wait for messages that began when `words` had been said."""

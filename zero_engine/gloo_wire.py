@@ -13,6 +13,9 @@ Note: why two connections. gloo writes in the thread that sends, and holds the p
 that receives finds the lock taken and asks again and again, at the cost of a core. So bytes from a lower to a higher
 rank and bytes from a higher to a lower one travel on connections of their own, each with the receipts for them.
 
+Note: why subjects. A message of another size than its receive ends the process inside gloo. Ranks that have come to
+different units send under different tags, so that nothing meets, and the words say who is where.
+
 Note: why no rank waits in a circle. All ranks call everything in the same order, and a receipt for a request is given
 where its messages are waited for. `settle` waits for requests that this rank has waited for already, so every rank
 waits for others to pass a point that lies behind itself.
@@ -27,6 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -40,6 +44,8 @@ END_SECONDS = 10.0  # that a rank waits at its end for others to take what it se
 _LANES = 2  # connections between two ranks: one for each direction
 _KEPT = 64  # requests of a buffer that is never written again: no rank is so far behind
 _NUMBERS = 1 << 20  # requests until a receipt's tag comes again
+_CUT = _NUMBERS + 1  # of a message that nobody sends
+_FIRST_SUBJECT, _SUBJECTS = _NUMBERS + 2, 1 << 20
 
 
 class GlooWork:
@@ -107,8 +113,10 @@ class GlooWire:
         self._sent[buffer].append(request)
         return number
 
-    def start(self, request: int, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[GlooWork]:
-        work = self._started(sends, receives)
+    def start(
+        self, request: int, sends: Sequence[Message], receives: Sequence[Message], about: str
+    ) -> Sequence[GlooWork]:
+        work = self._started(sends, receives, _FIRST_SUBJECT + crc32(about.encode()) % _SUBJECTS)
         self._open[request].works.append(work)
         return (work,)
 
@@ -117,9 +125,10 @@ class GlooWire:
         self._words.append(work)
         return (work,)
 
-    def _started(self, sends: Sequence[Message], receives: Sequence[Message]) -> GlooWork:
-        expected = [self._receive(tensor, peer, self._tag(peer, self._rank)) for peer, tensor in receives]
-        return GlooWork(expected, [self._send(tensor, peer, self._tag(self._rank, peer)) for peer, tensor in sends])
+    def _started(self, sends: Sequence[Message], receives: Sequence[Message], number: int = 0) -> GlooWork:
+        expected = [self._receive(tensor, peer, self._tag(peer, self._rank, number)) for peer, tensor in receives]
+        sent = [self._send(tensor, peer, self._tag(self._rank, peer, number)) for peer, tensor in sends]
+        return GlooWork(expected, sent)
 
     def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> tuple[int, Any]:
         try:
@@ -134,7 +143,9 @@ class GlooWire:
             raise PeerLost(peer, error) from error
 
     def _tag(self, source: int, target: int, number: int = 0) -> int:
-        """Of messages from one rank to another, and of the receipts for them. gloo's connections take turns by tag."""
+        """Of messages from one rank to another: words (0), receipts of a request, or data about a subject. Receipts go
+        on the connection of what they are for. gloo's connections take turns by tag.
+        """
         return _LANES * number + (source > target)
 
     def arrived(self, request: int) -> None:
@@ -182,7 +193,7 @@ class GlooWire:
         """gloo's own abort closes nothing, but a receive that is not answered in time closes every connection."""
         for lane in range(_LANES if self._pairs is not None else 0):
             with suppress(RuntimeError):
-                tag = _LANES * (_NUMBERS + 1) + lane
+                tag = _LANES * _CUT + lane
                 self._pairs.recv([self._byte], self._others[0], tag).wait(timedelta(milliseconds=1))
         self._pairs = None
         self._open.clear()

@@ -32,7 +32,7 @@ class Work(Protocol):
 
 
 class Wire(Protocol):
-    """Starts messages; every receive has its send on the other side, in the same order.
+    """Starts messages; every receive has its send on the other side, about the same and in the same order.
 
     Messages belong to requests. Bytes that were sent from a buffer may be written again after `settle`.
     """
@@ -40,8 +40,8 @@ class Wire(Protocol):
     def begin(self, buffer: int) -> int:
         """A request that sends from buffer number `buffer`: its number."""
 
-    def start(self, request: int, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[Work]:
-        """Returns at once."""
+    def start(self, request: int, sends: Sequence[Message], receives: Sequence[Message], about: str) -> Sequence[Work]:
+        """Returns at once. Ranks that have come to messages about other things than this one never meet in one."""
 
     def tell(self, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[Work]:
         """As `start`, for a few bytes whose tensors nobody writes again, ahead of the next request."""
@@ -68,7 +68,7 @@ class NoWire:
     def begin(self, buffer: int) -> int:
         return 0
 
-    def start(self, request: int, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[Work]:
+    def start(self, request: int, sends: Sequence[Message], receives: Sequence[Message], about: str) -> Sequence[Work]:
         assert not sends and not receives
         return ()
 
@@ -103,13 +103,13 @@ class NcclWire:
     def begin(self, buffer: int) -> int:
         return 0
 
-    def start(self, request: int, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[Work]:
+    def start(self, request: int, sends: Sequence[Message], receives: Sequence[Message], about: str) -> Sequence[Work]:
         operations = [dist.P2POp(dist.isend, tensor, self._global[peer], self._group) for peer, tensor in sends]
         operations += [dist.P2POp(dist.irecv, tensor, self._global[peer], self._group) for peer, tensor in receives]
         return dist.batch_isend_irecv(operations) if operations else ()
 
     def tell(self, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[Work]:
-        return self.start(0, sends, receives)
+        return self.start(0, sends, receives, "")
 
     def arrived(self, request: int) -> None:
         """The streams are in order."""
