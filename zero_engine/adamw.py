@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import combinations
 from math import inf
 from numbers import Real
 from typing import Any, Protocol
@@ -114,7 +115,9 @@ class AdamWUpdate:
 @lru_cache(maxsize=8)
 def _step_tensor(step: int, device: torch.device) -> Tensor:
     """The step as the fused kernel wants it, which only reads it: one for all the cuts of a step."""
-    return torch.full((), float(step), device=device)  # a fill: copying a number to a GPU would wait for it
+    return torch.full(
+        (), float(step), dtype=torch.float32, device=device
+    )  # a fill: copying a number to a GPU would wait for it
 
 
 class Grouped:
@@ -123,6 +126,7 @@ class Grouped:
     def __init__(self, base: Any, groups: Sequence[Mapping[str, Any]]) -> None:
         self._members = [_members(dict(group)) for group in groups]
         self._names = [_names(group["params"]) for group in groups]
+        _require_disjoint([_listed(group["params"]) for group in groups])
         self._groups = [*(_checked(base, dict(group)) for group in groups), _in_range(base)]
 
     def groups_of(self, parameters: Mapping[str, nn.Parameter], aliases: Mapping[str, tuple[str, ...]]) -> list[int]:
@@ -148,8 +152,9 @@ class AdamW(Grouped):
     """AdamW with decoupled weight decay, one or several groups.
 
     `groups` is a list of dicts: "params" (parameters, name patterns such as "*.bias", or a function of (name,
-    parameter)) and any of lr, betas, eps, weight_decay, fused. Groups keep the order given; parameters of no group
-    follow in a last one with the settings of the call itself. `engine.step(lr=[...])` takes one number per group.
+    parameter)) and any of lr, betas, eps, weight_decay, fused. Groups keep the order given, and of several that a
+    pattern puts a parameter in the first counts; those of no group follow in a last one with the settings of the call.
+    `engine.step(lr=[...])` takes one number per group.
     """
 
     moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
@@ -180,8 +185,23 @@ def _members(group: Mapping[str, Any]) -> Callable[[str, nn.Parameter], bool]:
 
 def _names(members: Members) -> set[str]:
     """What is no pattern: a recipe's "*.bias" may fit nothing in some models, but a name has to be there."""
+    return {item for item in _listed(members).values() if isinstance(item, str)}
+
+
+def _listed(members: Members) -> dict[str | int, nn.Parameter | str]:
+    """Parameters and names, no patterns, each by what tells it from the others."""
     listed = () if callable(members) else members
-    return {item for item in listed if isinstance(item, str) and not set(item) & set("*?[")}
+    exact = [item for item in listed if not (isinstance(item, str) and set(item) & set("*?["))]
+    return {item if isinstance(item, str) else id(item): item for item in exact}
+
+
+def _require_disjoint(groups: Sequence[Mapping[str | int, nn.Parameter | str]]) -> None:
+    """Of what patterns fit the first counts; what is named twice is a mistake, as for torch. Raises ConfigError."""
+    for (number, one), (later, other) in combinations(enumerate(groups), 2):
+        for key in one.keys() & other.keys():
+            item = one[key]
+            what = repr(item) if isinstance(item, str) else f"a parameter of shape {tuple(item.shape)}"
+            raise ConfigError(f"optimizer groups {number} and {later} both have {what}; put it in one of them")
 
 
 def _checked(base: Any, group: dict[str, Any]) -> Any:

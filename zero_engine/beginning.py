@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -69,7 +70,7 @@ def begin(
     Raises DivergedError for ranks with different models or values, ModelError where nothing can give the values.
     """
     empty = is_meta(model)
-    given = _given(comm, layout, model, empty, device)
+    given = _given(comm, member, layout, model, empty, device)
     built = [rank for rank, each in enumerate(given) if each.built]
     hollowed = hollow(model, device) if empty else Hollowed({}, ())
     move_buffers(model, device)
@@ -102,11 +103,30 @@ class _Given:
     node: int
 
 
-def _given(comm: Comm, layout: Layout, model: nn.Module, empty: bool, device: torch.device) -> list[_Given]:
+def _given(
+    comm: Comm, member: Membership, layout: Layout, model: nn.Module, empty: bool, device: torch.device
+) -> list[_Given]:
     """By rank. Raises DivergedError when the models are not the same."""
     buffers = [(name, tuple(buffer.shape), str(buffer.dtype)) for name, buffer in model.named_buffers()]
     mark = int(hashlib.sha256(f"{layout.fingerprint} {buffers}".encode()).hexdigest()[:12], 16)
     rows = tell_all(comm, torch.tensor([mark, int(empty), node_mark()], dtype=torch.int64, device=device))
     if any(row[0] != rows[0][0] for row in rows):
-        raise DivergedError("the ranks built different models: names, shapes, dtypes, groups, units or buffers differ")
+        specs = [each.spec for each in layout.canonical_entries]
+        parts = {
+            f"{what} of parameter '{spec.name}'": repr(value) for spec in specs for what, value in vars(spec).items()
+        }
+        raise _different(member, parts | {f"buffer '{name}'": f"{shape} {dtype}" for name, shape, dtype in buffers})
     return [_Given(not row[1], int(row[2])) for row in rows]
+
+
+def _different(member: Membership, parts: dict[str, str]) -> DivergedError:
+    """The first of `parts` (what each is, by what it is called) that a rank has otherwise than rank 0."""
+    everybody: list[Any] = [None] * member.ranks
+    dist.all_gather_object(everybody, parts, group=member.group)
+    rank = next(number for number, other in enumerate(everybody) if other != everybody[0])
+    first, other = everybody[0], everybody[rank]
+    name = next((each for each in (*first, *other) if first.get(each) != other.get(each)), "the order of parameters")
+    return DivergedError(
+        f"the ranks built different models: {name} is {first.get(name, 'not there')} on rank 0 and "
+        f"{other.get(name, 'not there')} on rank {rank}"
+    )

@@ -13,9 +13,11 @@ from zero_engine.strategy import Totals
 
 
 def bad_loss(outcome: Outcome) -> str:
-    """The first micro-batch whose loss is not finite, in words; every rank finds the same one. Empty without one."""
+    """The first micro-batch whose loss is not finite, or that all weigh nothing, in words; the same on every rank."""
     bad = [index for index, loss in enumerate(outcome.losses) if not math.isfinite(loss)]
-    return f"the loss of micro-batch {bad[0]} is {outcome.losses[bad[0]]}" if bad else ""
+    if bad:
+        return f"the loss of micro-batch {bad[0]} is {outcome.losses[bad[0]]}"
+    return "" if any(outcome.weights) else "the weights of all losses are 0"
 
 
 def bad_gradient(layout: Layout, pieces: Sequence[Piece], totals: Totals) -> str:

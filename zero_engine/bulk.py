@@ -11,7 +11,7 @@ from zero_engine.fold import Round
 from zero_engine.plan import Blueprint
 from zero_engine.reduce import Reducer
 from zero_engine.slices import BucketViews
-from zero_engine.strategy import AtRest, Setting, Task
+from zero_engine.strategy import AtRest, Setting, Task, came_late
 
 
 class BulkSynchronizer(AtRest):
@@ -59,10 +59,7 @@ class BulkSynchronizer(AtRest):
 
     def accept(self, ordinal: int, leaf: Tensor) -> None:
         if self._unit_of[ordinal] in self._finished:
-            raise UsageError(
-                f"a gradient of '{self._setting.name_of(ordinal)}' came after its unit was finished; with "
-                "torch.utils.checkpoint, pass use_reentrant=False"
-            )
+            raise came_late(self._setting.name_of(ordinal))
         if not self._task.counts:
             return
         if ordinal in self._piece and not self._task.opens:

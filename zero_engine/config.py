@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Real
+from types import UnionType
 
 from zero_engine.errors import ConfigError
 
@@ -50,6 +52,14 @@ class ZeroConfig:
         _one_of("clip_norm", self.clip_norm, (1.0, 2.0, math.inf))
         _at_least("bucket_bytes", self.bucket_bytes, 4096)
         _at_least("loss_scale_growth", self.loss_scale_growth, 1)
+        _of_kind("broadcast", self.broadcast, bool, "True or False")
+        _of_kind("seed", self.seed, int, "a whole number")
+        _of_kind("loss_scale", self.loss_scale, Real, "a number")
+        _of_kind("gradient_clipping", self.gradient_clipping, Real, "a number; 0 is off")
+        _of_kind("activation_checkpointing", self.activation_checkpointing, str, "none, full, selective or every:2")
+        _of_kind(
+            "units", self.units, tuple | list, "a tuple of module classes or names, such as (Block,) or ('blocks.0',)"
+        )
         if not (self.loss_scale >= 1 and math.log2(self.loss_scale).is_integer()):
             raise ConfigError(f"loss_scale is {self.loss_scale}; use a power of two of at least 1, such as 65536")
         kind, _, number = self.activation_checkpointing.partition(":")
@@ -87,6 +97,11 @@ class ZeroConfig:
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed or isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}; use one of {', '.join(map(str, allowed))}")
+
+
+def _of_kind(name: str, value: object, kind: type | UnionType, words: str) -> None:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name} is {value!r}; use {words}")
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -77,7 +77,7 @@ def _pairs(values: Tensor) -> Tensor:
     """1-D int64: two fp32 values each, a zero after the last of an odd number."""
     flat = values.to(torch.float32).contiguous()
     if flat.numel() % 2 or flat.storage_offset() % 2 or flat.data_ptr() % 8:
-        even = torch.zeros(flat.numel() + flat.numel() % 2, device=flat.device)
+        even = torch.zeros(flat.numel() + flat.numel() % 2, dtype=torch.float32, device=flat.device)
         even[: flat.numel()] = flat
         flat = even
     return flat.view(torch.int64)
@@ -92,7 +92,9 @@ def _dot(left: Tensor, right: Tensor) -> int:
 @cache
 def _table(device: torch.device) -> Tensor:
     """1-D int64 of _ROW odd numbers."""
-    return _mix(_kind("table"), torch.arange(_ROW, device=device), torch.zeros(1, device=device).long()).bitwise_or_(1)
+    return _mix(
+        _kind("table"), torch.arange(_ROW, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    ).bitwise_or_(1)
 
 
 @cache

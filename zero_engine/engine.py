@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import Timer
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
@@ -31,15 +32,15 @@ from zero_engine.buffers import BufferWatch
 from zero_engine.clip import clip_factor, norm_of
 from zero_engine.comm import LedgerReport
 from zero_engine.config import ZeroConfig
-from zero_engine.errors import NonFiniteError, PeerError, UsageError
+from zero_engine.errors import DivergedError, NonFiniteError, PeerError, UsageError
 from zero_engine.first_values import Built, FirstValues, Initial
 from zero_engine.flat import layout_of
 from zero_engine.group import comm_between, membership_of, require_equal_settings
-from zero_engine.hooks import ModuleHooks
+from zero_engine.hooks import ModuleHooks, require_unwatched
 from zero_engine.last_words import LastWords
 from zero_engine.layout import Layout
 from zero_engine.loss_scale import loss_scale_of
-from zero_engine.mail import Mailbox, Outcome, mean_loss
+from zero_engine.mail import FLAGS, Mailbox, Outcome, mark_of, mean_loss
 from zero_engine.memory_meter import meter_of
 from zero_engine.persistent import Persistent
 from zero_engine.pieces import Pieces
@@ -48,6 +49,7 @@ from zero_engine.precision import InputCast
 from zero_engine.stages import STRATEGIES
 from zero_engine.step_result import ACTIVATIONS, StepResult
 from zero_engine.strategy import Setting, Task, Totals
+from zero_engine.supported import require_no_gradients, require_open_units, require_supported
 from zero_engine.trace import PhaseClock, write_trace
 from zero_engine.weight_watch import WeightWatch
 
@@ -77,6 +79,8 @@ class Engine(Persistent):
         parameter or buffer, or from its modules' `reset_parameters` (as `initialise(model, config.seed)` does).
         """
         member = membership_of(group)
+        require_supported(model)
+        require_unwatched(model)
         self.module = model
         self.optimizer = shardable(optimizer)
         self.config = config.resolved(member.ranks)
@@ -84,7 +88,9 @@ class Engine(Persistent):
         self.device = place_of(model, member, device)
         self.layout: Layout = layout_of(model, config.units, self.optimizer)
         self.parameters = tuple(model.get_parameter(entry.spec.name) for entry in self.layout.canonical_entries)
-        self._require_no_gradients()
+        require_no_gradients(self.layout, self.parameters)
+        if config.stage == 3:
+            require_open_units(model, self.layout)
         require_equal_settings(member, self.config, self.optimizer)
         self.comm = comm_between(member, self.device, self.config)
         with self.comm.ledger.on("construction"):
@@ -104,14 +110,6 @@ class Engine(Persistent):
         self._watches_next = False  # the next step's memory is measured
         self._farewell: Timer | None = None  # tells waiting ranks that this one has left its loop
         self._start_persistent()
-
-    def _require_no_gradients(self) -> None:
-        for entry, parameter in zip(self.layout.canonical_entries, self.parameters, strict=True):
-            if parameter.grad is not None:
-                raise UsageError(
-                    f"parameter '{entry.spec.name}' has a gradient from before the engine, which every rank would add; "
-                    "call model.zero_grad(set_to_none=True) first"
-                )
 
     def _build(self, first: FirstValues) -> None:
         comm, device = self.comm, self.device
@@ -141,7 +139,10 @@ class Engine(Persistent):
         self._activations = Activations(units, self.config.activation_checkpointing)
         self._cast = InputCast(self.module, getattr(torch, self.config.compute_dtype))
         self._buffers = BufferWatch(self.module, self.config.buffers == "local" or self.ranks == 1)
-        self._weights_watch = WeightWatch(self.parameters, [entry.spec.name for entry in self.layout.canonical_entries])
+        self._unhook = finalize(self, _call_all, self._hooks.remove, self._activations.remove, self._cast.remove)
+        self._unhook.atexit = False  # once: by close, or when nobody has this engine any more
+        ordered = [entry.spec.name for entry in self.layout.canonical_entries]
+        self._weights_watch = WeightWatch(self.module, self.parameters, ordered)
 
     @property
     def plan(self) -> Plan:
@@ -207,7 +208,9 @@ class Engine(Persistent):
 
         if self._savers:
             raise UsageError("freeze or unfreeze before engine.saver(): background saves keep their layout")
+        require_no_gradients(self.layout, self.parameters)
         with self.comm.ledger.on("construction"):
+            self._agreement.tell("", "freezing or unfreezing parameters")  # where others do not, they are told
             self._build_again(belongings_of(self._subject))
 
     def _build_again(self, kept: Belongings) -> None:
@@ -215,18 +218,12 @@ class Engine(Persistent):
         from zero_engine.refit import lay_down, take_up
 
         with self.comm.ledger.on("construction"):
-            self._unhook()
+            self._unhook()  # the module is as it was
             lay_down(self.layout, self.parameters, kept)
             self.layout = layout_of(self.module, self.config.units, self.optimizer)
             self._build(Built(self.parameters))
             take_up(self.layout, self.master, kept)
         self._forget_subject()
-
-    def _unhook(self) -> None:
-        """Leave the module without hooks."""
-        self._hooks.remove()
-        self._activations.remove()
-        self._cast.remove()
 
     def _tasks_of_step(self) -> Iterator[Task]:
         for round in self._blueprint.schedule.rounds:
@@ -253,8 +250,7 @@ class Engine(Persistent):
         task = self._task
         if task is None:
             raise UsageError("backward belongs inside `for index in engine.micro_batches():`, once per micro-batch")
-        if loss.numel() != 1:
-            raise UsageError(f"the loss has shape {tuple(loss.shape)}; reduce it to one number")
+        _require_loss(loss, weight)
         self._buffers.check()
         self._record(task, loss.detach(), last, weight)
         scaled = loss if self.loss_scale.scale == 1 else loss * self.loss_scale.scale
@@ -280,10 +276,12 @@ class Engine(Persistent):
     def step(self, lr: float | Sequence[float] | None = None, flag: int = 0) -> StepResult:
         """Update the weights from all micro-batches of the step; a collective call.
 
-        `lr`: one number, one per optimizer group, or None for the optimizer's own. `flag`: a small integer; every rank
-        gets the largest.
+        `lr`: one number, one per optimizer group, or None for the optimizer's own; the same on every rank. `flag`: a
+        small integer; every rank gets the largest.
         """
         lrs = learning_rates(self.optimizer, lr)
+        if not 0 <= flag < FLAGS:
+            raise UsageError(f"the flag is {flag}; use a whole number from 0 below {FLAGS}")
         if self._tasks is None or self._task is not None or next(self._tasks, None) is not None:
             raise UsageError("step needs a backward for every number that engine.micro_batches() gives")
         with self._watched():
@@ -299,9 +297,11 @@ class Engine(Persistent):
             touched = self._synchronizer.finish()
             totals = self._strategy.reduce_grads()
             losses = {index: float(loss) for index, loss in self._losses.items()}
-            outcome = self._mailbox.exchange(losses, self._weights, flag, touched)
+            outcome = self._mailbox.exchange(losses, self._weights, flag, touched, mark_of(lrs))
+        if len(set(outcome.marks)) > 1:
+            raise self._unlike(lrs)
         weight = sum(outcome.weights)
-        norm = norm_of(outcome.block_sums, self.config.clip_norm) / (weight * self.loss_scale.scale)
+        norm = norm_of(outcome.block_sums, self.config.clip_norm) / (weight * self.loss_scale.scale or math.nan)
         finite = math.isfinite(norm) and all(map(math.isfinite, outcome.losses))
         if finite:
             with self._clock.phase("update"):
@@ -318,6 +318,15 @@ class Engine(Persistent):
             self._strategy.gather_weights()
             self._strategy.post_step()
         return self._finish(outcome, norm, problem)
+
+    def _unlike(self, lrs: list[float]) -> DivergedError:
+        with self.comm.ledger.on("evaluation"):
+            said = self._agreement.tell(repr(lrs), "learning rates")
+        rank = next(number for number, words in enumerate(said) if words != said[0])
+        return DivergedError(
+            f"engine.step has the learning rates {said[0]} on rank 0 and {said[rank]} on rank {rank}; give all ranks "
+            "the same"
+        )
 
     def _blame(self, outcome: Outcome, totals: Totals) -> str:
         """What was not finite, the same words on every rank: the ranks tell each other what they see in their parts."""
@@ -424,3 +433,20 @@ class Engine(Persistent):
         if error is not None and self._hooks.failure.startswith(error):
             error = self._hooks.failure  # the same, with the module's name
         self.comm.close(error)
+
+
+def _call_all(*calls: Callable[[], None]) -> None:
+    for call in calls:
+        call()
+
+
+def _require_loss(loss: object, weight: float | None) -> None:
+    """Raises UsageError for what `backward` cannot take."""
+    if not isinstance(loss, Tensor):
+        raise UsageError(f"the loss is a {type(loss).__name__}; give the tensor that the model's output was made into")
+    if loss.numel() != 1:
+        raise UsageError(f"the loss has shape {tuple(loss.shape)}; reduce it to one number")
+    if not loss.requires_grad:
+        raise UsageError("the loss depends on no parameter that trains (detached, under no_grad, or all are frozen)")
+    if weight is not None and not (math.isfinite(weight) and weight >= 0):
+        raise UsageError(f"the weight of a loss is {weight}; use a finite number of at least 0, such as its tokens")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,14 @@ from zero_engine.standing import NEEDED_AWAY, is_of_weights_away
 from zero_engine.strategy import GradientSynchronizer, ShardingStrategy
 from zero_engine.trace import PhaseClock
 from zero_engine.windows import BackwardOrder
+
+_WATCHED: WeakSet[nn.Module] = WeakSet()  # modules with the hooks of an engine
+
+
+def require_unwatched(model: nn.Module) -> None:
+    """Raises UsageError when an engine trains a part of the model already."""
+    if any(module in _WATCHED for module in model.modules()):
+        raise UsageError("an engine trains this model already, or a part of it; call close() of that one first")
 
 
 class ModuleHooks:
@@ -46,13 +55,15 @@ class ModuleHooks:
         for number, name in enumerate(unit_names, start=1):
             module = model.get_submodule(name)
             self._handles += [
-                module.register_forward_pre_hook(self._before_forward(number), with_kwargs=True),
+                module.register_forward_pre_hook(self._before_forward(number), prepend=True, with_kwargs=True),
                 module.register_forward_hook(self._after_forward(number), with_kwargs=True, always_call=True),
             ]
         for ordinal, parameter in enumerate(parameters):
             if parameter.requires_grad:
                 register: Any = parameter.register_post_accumulate_grad_hook
                 self._handles.append(register(self._leaf(ordinal)))
+        self._modules = tuple(model.modules())
+        _WATCHED.update(self._modules)
 
     def begin(self) -> None:
         """A micro-batch starts."""
@@ -161,6 +172,7 @@ class ModuleHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        _WATCHED.difference_update(self._modules)
         self._seen = None  # its frames hold what they were doing
 
 

@@ -9,11 +9,13 @@ from collections.abc import Callable
 
 
 class LastWords:
-    """Calls `close("ValueError: ...")` at the end of a program that an exception has ended, until `cancel`."""
+    """Calls `close("ValueError: ...")` at the end of a program that an exception has ended, until `cancel` or the end
+    of its object.
+    """
 
     def __init__(self, close: Callable[[str], None]) -> None:
-        """`close`: a bound method, whose object may go before."""
-        self._close = weakref.WeakMethod(close)
+        """`close`: a bound method."""
+        self._close = weakref.WeakMethod(close, lambda _: self.cancel())
         atexit.register(self._speak)
 
     def cancel(self) -> None:

@@ -1,6 +1,6 @@
 """The norm exchange: one small message per rank and step, so that every rank knows the same numbers.
 
-| flag | losses of V, weights of V | touched parameters, one bit each | own block sums |
+| flag and mark | losses of V, weights of V | touched parameters, one bit each | own block sums |
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from zero_engine.plan import Blueprint
 
 _WORD_BYTES = 8
 _WORD = (1 << 64) - 1  # a word without its sign
+FLAGS = 1 << 32  # a flag is below
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Outcome:
     losses: tuple[float, ...]  # of the V micro-batches, in order
     weights: tuple[float, ...]  # of the V micro-batches
     flag: int
+    marks: tuple[int, ...]  # of what each rank does with it, rank by rank
     touched: int  # bit p: parameter number p got a gradient somewhere
     block_sums: Tensor  # 1-D fp64, all trainable blocks in flat order
 
@@ -58,11 +61,15 @@ class Mailbox:
         """A step begins: block sums may be written."""
         self._comm.reclaim(self._own)
 
-    def exchange(self, losses: dict[int, float], weights: dict[int, float], flag: int, touched: int) -> Outcome:
-        """Send and read. `losses` and `weights` by micro-batch; this rank's `block_sums` are written beforehand."""
+    def exchange(
+        self, losses: dict[int, float], weights: dict[int, float], flag: int, touched: int, mark: int
+    ) -> Outcome:
+        """Send and read. `losses` and `weights` by micro-batch; this rank's `block_sums` are written beforehand.
+        `flag`: 0 to 2^32 - 1; `mark`: 0 to 2^31 - 1.
+        """
         every = range(self._table.shape[1])
         table = [[numbers.get(index, 0.0) for index in every] for numbers in (losses, weights)]
-        self._flag.fill_(flag)
+        self._flag.fill_(mark * FLAGS + flag)
         self._table.copy_(torch.tensor(table, dtype=torch.float64))
         if size := len(self._touched):
             bits = bytearray(touched.to_bytes(size, "little"))
@@ -83,8 +90,8 @@ class Mailbox:
         for row in words[places.touched].tolist():
             for number, word in enumerate(row):
                 touched |= (word & _WORD) << 64 * number
-        flag = max(words[places.flags].tolist())
-        return Outcome(tuple(losses), tuple(weights), flag, touched, numbers[places.norms])
+        marks, flags = zip(*(divmod(word, FLAGS) for word in words[places.flags].tolist()), strict=True)
+        return Outcome(tuple(losses), tuple(weights), max(flags), marks, touched, numbers[places.norms])
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,11 @@ class _Places:
             torch.tensor([list(words) for words in touched], dtype=torch.int64),
             _flat_order(blueprint, [start + norms for start in starts]),
         )
+
+
+def mark_of(value: object) -> int:
+    """31 bits by which ranks see that they have the same value."""
+    return crc32(repr(value).encode()) >> 1
 
 
 def mean_loss(outcome: Outcome) -> float:

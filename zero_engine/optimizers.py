@@ -125,9 +125,13 @@ class ElementWise:
 
     def __init__(self, factory: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
         self._factory = factory
-        self.moments: tuple[str, ...] = _state_names(factory)
-        _require_element_wise(factory)
-        self._lr = float(factory([nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"])
+        try:
+            optimizer = _stepped(factory, [1.0] * 4, [[1.0] * 4])
+            self.moments: tuple[str, ...] = _state_names(optimizer)
+            _require_element_wise(factory)
+            self._lr = float(optimizer.param_groups[0]["lr"])
+        except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"ElementWise: the optimizer cannot step a 1-D fp32 tensor by itself: {error}") from error
 
     def groups_of(self, parameters: Mapping[str, nn.Parameter], aliases: Mapping[str, tuple[str, ...]]) -> list[int]:
         return [0] * len(parameters)
@@ -142,7 +146,7 @@ class ElementWise:
         optimizer.param_groups[0]["lr"] = lr
         if step > 1:
             known = dict(zip(self.moments, moments, strict=True))
-            optimizer.state[parameter] = {**known, "step": torch.tensor(float(step - 1))}
+            optimizer.state[parameter] = {**known, "step": torch.tensor(float(step - 1), dtype=torch.float32)}
         optimizer.step()
         for name, moment in zip(self.moments, moments, strict=True):
             value = optimizer.state[parameter][name]
@@ -181,33 +185,42 @@ class EMA:
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-def _stepped(factory: Factory, values: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, dict[str, Any]]:
-    parameter = nn.Parameter(values.clone())
+def _stepped(factory: Factory, values: list[float], gradients: list[list[float]]) -> torch.optim.Optimizer:
+    """An optimizer that has made a step with each of the gradients; its one parameter has the result."""
+    parameter = nn.Parameter(torch.tensor(values, dtype=torch.float32))
     optimizer = factory([parameter])
     for gradient in gradients:
-        parameter.grad = gradient.clone()
+        parameter.grad = torch.tensor(gradient, dtype=torch.float32)
         optimizer.step()
-    return parameter.detach(), optimizer.state[parameter]
+    return optimizer
 
 
-def _state_names(factory: Factory) -> tuple[str, ...]:
-    _, state = _stepped(factory, torch.ones(4), [torch.ones(4)])
-    names = []
-    for name, value in state.items():
-        if isinstance(value, Tensor) and value.shape == (4,):
+def _values(optimizer: torch.optim.Optimizer) -> Tensor:
+    (parameter,) = optimizer.param_groups[0]["params"]
+    assert isinstance(parameter, Tensor)
+    return parameter.detach()
+
+
+def _state_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Of the tensors that it keeps for its one parameter. Raises ConfigError for a state of another kind."""
+    names, kind, shape = list[str](), type(optimizer).__name__, _values(optimizer).shape
+    for name, value in next(iter(optimizer.state.values()), {}).items():
+        if isinstance(value, Tensor) and value.shape == shape:
             if value.dtype != torch.float32:
                 kept = str(value.dtype).removeprefix("torch.")
-                raise ConfigError(f"ElementWise: state '{name}' is {kept}; the engine keeps every state in fp32")
+                raise ConfigError(f"ElementWise: state '{name}' of {kind} is {kept}; the engine keeps them in fp32")
             names.append(name)
         elif name != "step" and value is not None:
-            raise ConfigError(f"ElementWise: state '{name}' is no tensor of the parameter's shape")
+            raise ConfigError(f"ElementWise: state '{name}' of {kind} is no tensor of the parameter's shape")
     return tuple(names)
 
 
 def _require_element_wise(factory: Factory) -> None:
     """Two elements stepped together must equal the same elements stepped alone."""
-    values, gradients = torch.tensor([0.5, -2.0]), [torch.tensor([0.1, 30.0]), torch.tensor([-0.2, 4.0])]
-    together, _ = _stepped(factory, values, gradients)
-    alone = [_stepped(factory, values[i : i + 1], [each[i : i + 1] for each in gradients])[0] for i in range(2)]
-    if not torch.equal(together, torch.cat(alone)):
-        raise ConfigError("ElementWise: an element's update depends on other elements, so shards would change it")
+    together = _stepped(factory, [0.5, -2.0], [[0.1, 30.0], [-0.2, 4.0]])
+    alone = [_stepped(factory, [0.5], [[0.1], [-0.2]]), _stepped(factory, [-2.0], [[30.0], [4.0]])]
+    if not torch.equal(_values(together), torch.cat([_values(each) for each in alone])):
+        raise ConfigError(
+            f"ElementWise: in {type(together).__name__} an element's update depends on other elements, so shards would "
+            "change it"
+        )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,12 @@ class Persistent:
     def _start_persistent(self) -> None:
         self.loaded: Loaded | None = None  # the checkpoint this engine started from
         self._savers: list[Saver] = []  # background saves, which must have copied the state before it changes
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "an engine cannot be copied or pickled: it holds connections and memory of one process; save it with "
+            "engine.save(store), or take its weights with engine.full_state_dict()"
+        )
 
     def digest(self) -> str:
         """16 hex digits of canonical parameters, moments and step counts; a collective call, the same on every rank."""

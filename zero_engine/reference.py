@@ -114,8 +114,8 @@ class Reference:
     def step(self, lr: float | Sequence[float] | None = None, flag: int = 0) -> StepResult:
         """One update from the totals."""
         weight = sum(self._weights[index] for index in sorted(self._weights))
-        norm = norm_of(self._block_sums(), self.config.clip_norm) / (weight * self.loss_scale.scale)
-        loss = sum(self._losses[index] for index in sorted(self._losses)) / weight
+        norm = norm_of(self._block_sums(), self.config.clip_norm) / (weight * self.loss_scale.scale or math.nan)
+        loss = sum(self._losses[index] for index in sorted(self._losses)) / (weight or math.nan)
         finite = math.isfinite(norm) and all(map(math.isfinite, self._losses.values()))
         if finite:
             factor = clip_factor(norm, self.config.gradient_clipping)
@@ -145,7 +145,7 @@ class Reference:
         sums = [torch.zeros(0, dtype=torch.float64)]
         for number, run in enumerate(self.layout.runs):
             if run.trainable:
-                flat = torch.zeros(run.stop - run.start)
+                flat = torch.zeros(run.stop - run.start, dtype=torch.float32)
                 for entry in self._entries:
                     if entry.run == number and entry.spec.name in self._total:
                         start = entry.start - run.start

@@ -38,7 +38,7 @@ class ReleasedParameter(nn.Parameter):
                 return func(*args, **(kwargs or {}))
         names = [f"'{each._zero_name}'" for each in tree_leaves((args, kwargs)) if isinstance(each, cls)]
         raise UsageError(
-            f"{getattr(func, '__name__', func)}: the weights of {', '.join(names) or 'a parameter'} are sharded and "
+            f"{_called(func)}: the weights of {', '.join(names) or 'a parameter'} are sharded and "
             "not gathered here (ZeRO stage 3). Use them inside their unit's forward, read them whole with "
             "engine.full_state_dict(), or write them with engine.load_full_state_dict(...)"
         )
@@ -62,3 +62,9 @@ def restore(parameters: Iterable[nn.Parameter]) -> None:
     """Open the window."""
     for parameter in parameters:
         parameter.__class__ = nn.Parameter
+
+
+def _called(func: Any) -> str:
+    """A function, or the attribute whose getter or setter it is."""
+    name = str(getattr(func, "__name__", func))
+    return str(func.__self__.__name__) if name in ("__get__", "__set__") else name

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from zero_engine.buckets import Bucket
 from zero_engine.comm import Buffer
-from zero_engine.errors import UsageError
 from zero_engine.reduce import ShardSums, reducer_of
 from zero_engine.slices import BucketViews
 from zero_engine.stage1 import ShardedStates
-from zero_engine.strategy import AtRest, GradientSynchronizer, Setting, Task
+from zero_engine.strategy import AtRest, GradientSynchronizer, Setting, Task, came_late
 from zero_engine.windows import slot_of
 
 
@@ -73,10 +72,7 @@ class ShardedGradients(AtRest, ShardedStates):
     def accept(self, ordinal: int, leaf: Tensor) -> None:
         unit = self._unit_of[ordinal]
         if unit in self._sent:
-            raise UsageError(
-                f"a gradient of '{self._setting.name_of(ordinal)}' came after its unit was finished; with "
-                "torch.utils.checkpoint, pass use_reentrant=False"
-            )
+            raise came_late(self._setting.name_of(ordinal))
         if not self._pool.is_open(unit):
             self._open(unit)
         if self._task.counts:

@@ -19,6 +19,7 @@ from zero_engine.adamw import Optimizer
 from zero_engine.arenas import Arenas
 from zero_engine.comm import Comm
 from zero_engine.copies import copies_of
+from zero_engine.errors import UsageError
 from zero_engine.first_values import FirstValues
 from zero_engine.fold import Round
 from zero_engine.layout import Piece, Range
@@ -170,3 +171,11 @@ class AtRest:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert not state, state
+
+
+def came_late(name: str) -> UsageError:
+    """What is said of a gradient of parameter `name` whose unit has been reduced."""
+    return UsageError(
+        f"a gradient of '{name}' came after its unit was finished; with torch.utils.checkpoint, pass "
+        "use_reentrant=False; gradients of gradients (create_graph=True) need stage 0 or 1 and transport 'shared'"
+    )

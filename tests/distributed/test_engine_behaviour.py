@@ -14,7 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.distributed.engine_cases import Tied, adamw, built, engine_of, mean_loss, reference_of, tied, tokens, train
+from tests.distributed.engine_cases import (
+    Block,
+    Tied,
+    adamw,
+    built,
+    engine_of,
+    mean_loss,
+    reference_of,
+    tied,
+    tokens,
+    train,
+)
 from tests.distributed.rank_pool import Pool, Rank
 from tests.waiting import stretched
 from zero_engine import AdamW, Engine, ZeroConfig
@@ -151,8 +162,21 @@ class WithBatchNorm(Tied):
         return logits
 
 
-def _batch_norm(rank: Rank, buffers: str) -> str:
-    engine = Engine(built(WithBatchNorm), ZeroConfig(1, 6, 2, buffers=buffers), adamw(), rank.group)
+class WithAverage(Tied):
+    """Puts another tensor in the place of a buffer, instead of writing to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(24))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.average = 0.9 * self.average + 0.1 * self.tokens(ids).detach().mean((0, 1))
+        logits: Tensor = super().forward(ids)
+        return logits
+
+
+def _changing(rank: Rank, model: type[nn.Module], buffers: str) -> str:
+    engine = Engine(built(model), ZeroConfig(1, 6, 2, buffers=buffers), adamw(), rank.group)
     try:
         train(engine, 1)
         return "trained"
@@ -162,11 +186,12 @@ def _batch_norm(rank: Rank, buffers: str) -> str:
         engine.close()
 
 
-def test_buffers_that_training_changes_are_refused_by_name(pool: Pool) -> None:
+@pytest.mark.parametrize(("model", "name"), [(WithBatchNorm, "batch_norm."), (WithAverage, "average'")])
+def test_buffers_that_training_changes_are_refused_by_name(pool: Pool, model: type[nn.Module], name: str) -> None:
     """At N > 1 unless buffers="local"; at N = 1 there is nothing to differ from."""
-    assert all("buffer 'batch_norm." in text for text in pool.run(2, _batch_norm, "refuse"))
-    assert pool.run(2, _batch_norm, "local") == ["trained"] * 2
-    assert pool.run(1, _batch_norm, "refuse") == ["trained"]
+    assert all(f"buffer '{name}" in text for text in pool.run(2, _changing, model, "refuse"))
+    assert pool.run(2, _changing, model, "local") == ["trained"] * 2
+    assert pool.run(1, _changing, model, "refuse") == ["trained"]
 
 
 def _poisoned(rank: Rank, stage: int, policy: str) -> Any:
@@ -250,11 +275,22 @@ def test_one_rank_that_raises_ends_all_within_ten_seconds(pool: Pool, stage: int
     pool.stop()
 
 
+class AnyOrder(Tied):
+    """Runs its blocks forwards or backwards."""
+
+    backwards = False
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        for block in reversed(self.blocks) if self.backwards else self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
 def _order_differs(rank: Rank, stage: int, transport: str) -> str:
-    engine = engine_of(rank, ZeroConfig(stage, 2, 1, transport=transport))
-    if rank.rank == 1:
-        model: Any = engine.module
-        model.blocks = nn.ModuleList(reversed(model.blocks))
+    engine = engine_of(rank, ZeroConfig(stage, 2, 1, transport=transport), AnyOrder)
+    engine.module.backwards = rank.rank == 1
     try:
         train(engine, 1)
         return "no error"
@@ -270,6 +306,43 @@ def test_diverging_control_flow_is_an_error_that_names_the_modules(pool: Pool, s
     """Ranks that run their blocks in another order are told so, and where each of them is."""
     texts = pool.run(2, _order_differs, stage, transport)
     assert any("DivergedError" in text and "blocks.0" in text and "blocks.3" in text for text in texts), texts
+    pool.stop()
+
+
+class LayerDrop(Tied):
+    """Blocks of unlike sizes, of which a micro-batch runs some, as chance has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(*(Block(24) for _ in range(1 + number))) for number in range(4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        for block in self.blocks:
+            if torch.rand(()) < 0.5:
+                x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def _drop_layers(rank: Rank, transport: str) -> str:
+    engine = engine_of(rank, ZeroConfig(3, 6, 2, transport=transport), LayerDrop)
+    try:
+        train(engine, 3)
+        return engine.digest()
+    except (DivergedError, PeerError) as error:
+        engine.close(str(error))
+        return f"{type(error).__name__}: {error}"
+
+
+def test_ranks_that_skip_different_units_are_exact_or_told_so(pool: Pool) -> None:
+    """Where bytes are read in place nobody need come to the same unit; messages between ranks need two sides."""
+    reference = reference_of(ZeroConfig(3, 6, 2), LayerDrop)
+    train(reference, 3)
+    assert pool.run(3, _drop_layers, "shared") == [reference.digest()] * 3
+    texts = pool.run(3, _drop_layers, "group")
+    assert any("DivergedError" in text and "weights of blocks." in text for text in texts), texts
+    assert all("Error: rank" in text for text in texts), texts
     pool.stop()
 
 
@@ -374,6 +447,92 @@ def test_ranks_with_unlike_settings_are_told_before_anything_is_built(
         assert said.startswith(f"{where} is {values[0]!r} on rank 0 and {values[1]!r} on rank 1")
 
 
+def _unlike_rates(rank: Rank, stage: int) -> str:
+    engine = engine_of(rank, ZeroConfig(stage, **NUMBERS))
+    for index in engine.micro_batches():
+        engine.backward(mean_loss(engine.module, 0, index))
+    before = engine.digest_part()
+    try:
+        engine.step(lr=1e-3 * (1 + rank.rank))
+    except DivergedError as error:
+        assert engine.digest_part() == before
+        return str(error)
+    return "stepped"
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_ranks_that_step_with_unlike_rates_are_told_and_nothing_moves(pool: Pool, stage: int) -> None:
+    """Replicas would drift apart in silence."""
+    for said in pool.run(2, _unlike_rates, stage):
+        assert "[0.001, 0.001] on rank 0 and [0.002, 0.002] on rank 1" in said
+
+
+def _weightless(rank: Rank, stage: int) -> tuple[bool, str, bool]:
+    engine = engine_of(rank, ZeroConfig(stage, **NUMBERS))
+    for index in engine.micro_batches():
+        engine.backward(mean_loss(engine.module, 0, index) * 0, weight=0.0)
+    result = engine.step()
+    return result.skipped, result.problem, train(engine, 1)[0].skipped
+
+
+def test_a_step_whose_losses_weigh_nothing_is_skipped(pool: Pool) -> None:
+    """As one whose tokens are all padding: there is no mean to follow."""
+    for stage in (0, 3):
+        assert pool.run(2, _weightless, stage) == [(True, "step 1: the weights of all losses are 0", False)] * 2
+
+
+def _unfrozen_inside(rank: Rank) -> str:
+    engine = engine_of(rank, ZeroConfig(1, **NUMBERS), _with_frozen_norm)
+    for index in engine.micro_batches():
+        engine.module.get_parameter("norm.weight").requires_grad_(True)
+        engine.backward(mean_loss(engine.module, 0, index))
+    engine.step()
+    try:
+        train(engine, 1)
+        return "trained"
+    except UsageError as error:
+        return str(error)
+
+
+def _with_frozen_norm() -> nn.Module:
+    model = Tied()
+    model.norm.requires_grad_(False)
+    return model
+
+
+def test_a_parameter_unfrozen_inside_a_micro_batch_does_not_bring_its_gradient_along(pool: Pool) -> None:
+    """No hook has taken it, so that it would be a part of the next step's."""
+    for said in pool.run(2, _unfrozen_inside):
+        assert said.startswith("parameter 'norm.weight' has a gradient that this engine did not make")
+
+
+def _unlike_models(rank: Rank, what: str) -> str:
+    model = built(Tied)
+    if rank.rank == 1 and what == "dtype":
+        model.bfloat16()
+    if rank.rank == 1 and what == "trainable":
+        model.get_submodule("norm").requires_grad_(False)
+    if rank.rank == 1 and what == "buffer":
+        model.register_buffer("extra", torch.zeros(2))
+    try:
+        Engine(model, ZeroConfig(1, **NUMBERS), adamw(), rank.group)
+    except DivergedError as error:
+        return str(error)
+    return "built"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("dtype", "dtype of parameter 'tokens.weight' is 'float32' on rank 0 and 'bfloat16' on rank 1"),
+        ("trainable", "trainable of parameter 'norm.weight' is True on rank 0 and False on rank 1"),
+        ("buffer", "buffer 'extra' is not there on rank 0 and (2,) torch.float32 on rank 1"),
+    ],
+)
+def test_ranks_with_unlike_models_are_told_the_first_difference(pool: Pool, what: str, said: str) -> None:
+    assert pool.run(2, _unlike_models, what) == [f"the ranks built different models: {said}"] * 2
+
+
 def _with_gradient(rank: Rank) -> str:
     model = built(Tied)
     mean_loss(model, 0, 0).backward()  # type: ignore[no-untyped-call]
@@ -387,4 +546,4 @@ def _with_gradient(rank: Rank) -> str:
 def test_a_gradient_from_before_the_engine_is_refused_by_name(pool: Pool) -> None:
     """Every rank would add it to the first step."""
     (said,) = pool.run(1, _with_gradient)
-    assert "has a gradient from before the engine" in said and "zero_grad" in said
+    assert "has a gradient that this engine did not make" in said and "zero_grad" in said

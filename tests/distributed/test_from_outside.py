@@ -79,6 +79,55 @@ def test_weights_written_behind_the_engine_are_refused_by_name(pool: Pool, preci
             assert "norm.weight" in text and "load_full_state_dict" in text, text
 
 
+def _replace_module(model: Any) -> None:
+    model.blocks[1].up = nn.Linear(24, 73)
+
+
+def _replace_parameter(model: Any) -> None:
+    model.load_state_dict({"norm.weight": torch.zeros(24)}, strict=False, assign=True)
+
+
+def _add_module(model: Any) -> None:
+    model.adapter = nn.Linear(2, 2)
+
+
+def _give_data(model: Any) -> None:
+    model.norm.weight.data = torch.zeros(24)
+
+
+def _replace_activation(model: Any) -> None:
+    model.blocks[1].dropout = nn.Identity()
+
+
+def _changed_behind(rank: Rank, stage: int, change: Any) -> str:
+    engine = engine_of(rank, ZeroConfig(stage, **NUMBERS))
+    train(engine, 1)
+    change(engine.module)
+    try:
+        train(engine, 2)
+        return "trained"
+    except EngineError as error:
+        return str(error)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_replace_module, "'blocks.1.up.weight' was replaced"),
+        (_replace_parameter, "'norm.weight' was replaced"),
+        (_add_module, "'adapter.weight' was added"),
+        (_give_data, "'norm.weight' was given other memory"),
+        (_replace_activation, "trained"),
+    ],
+)
+def test_a_model_changed_behind_the_engine_is_refused_by_name(pool: Pool, change: Any, said: str) -> None:
+    """What was replaced would not train, in silence; a module without parameters may be."""
+    for stage in (0, 3):
+        assert all(said in text for text in pool.run(2, _changed_behind, stage, change))
+
+
 class TwiceWithFrozenNorm(Body):
     """Blocks that run twice, each with a frozen norm."""
 

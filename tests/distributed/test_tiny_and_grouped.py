@@ -238,5 +238,5 @@ def test_a_state_that_is_not_fp32_is_refused() -> None:
             for parameter in self.param_groups[0]["params"]:
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter, dtype=torch.int8)
 
-    with pytest.raises(ConfigError, match="state 'momentum' is int8"):
+    with pytest.raises(ConfigError, match="state 'momentum' of Rounded is int8"):
         ElementWise(lambda parameters: Rounded(parameters, lr=0.1))
