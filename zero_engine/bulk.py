@@ -103,7 +103,7 @@ class BulkSynchronizer(AtRest):
         self._done += 1
 
     def _send(self, units: Sequence[int], round: Round) -> None:
-        """Begin to exchange the buckets of `units`, one on its way at a time."""
+        """Begin to exchange the buckets of `units`: while one is folded, the next is on its way."""
         blueprint = self._setting.blueprint
         if round.sends(self._setting.rank):
             for unit in units:
@@ -112,8 +112,9 @@ class BulkSynchronizer(AtRest):
             self._setting.comm.publish(self.buffer, "gradients")
         for unit in units:
             for bucket in blueprint.buckets_in(unit):
-                self._arrive()
-                self._fold = self._reducer.begin(bucket, self.buffer, self.offsets[bucket.index], round, "gradients")
+                fold = self._reducer.begin(bucket, self.buffer, self.offsets[bucket.index], round, "gradients")
+                self._arrive()  # the bucket before
+                self._fold = fold
         self._sent += len(units)
 
     def _arrive(self) -> None:

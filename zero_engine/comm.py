@@ -207,7 +207,8 @@ class Comm(Protocol):
     def exchange(self, buffer: Buffer, request: Exchange, purpose: str) -> Iterator[tuple[Range, list[Tensor | None]]]:
         """This rank's range of the bucket in slices: bucket elements, and each rank's piece of them (1-D, read only).
 
-        Messages are on their way when this returns; the iterator must be run to its end before the next exchange.
+        Messages are on their way when this returns, where there is room for what arrives; the iterator must be run to
+        its end before the next exchange but one.
         """
 
     def fetch(self, buffer: Buffer, request: Gather, target: Tensor, purpose: str) -> Arrival:

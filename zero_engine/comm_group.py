@@ -59,7 +59,16 @@ class _Exchanged:
     buffer: Buffer
     about: str
     num_bytes: int  # that this rank sends
+    sets: int  # of the staging that it takes
+    slices: Sequence[Sequence[_Slice]]  # by the set in which the first one arrives
+
+
+class _Arriving(NamedTuple):
+    """An exchange under way."""
+
+    sets: Sequence[int]  # of the staging that it has
     slices: Sequence[_Slice]
+    posted: deque[_UnderWay]
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,8 @@ class GroupComm:
         self._others = [peer for peer in range(ranks) if peer != rank]
         self._wire, self._device, self._slice = wire, device, 1  # elements of a slice
         self._room = 0  # bytes for an arriving one
+        self._free: Sequence[int] = range(_SETS)  # sets of the staging in which nothing arrives
+        self._waiting = 0  # exchanges for which there was no room
         self._staging = torch.empty(0, dtype=torch.uint8, device=device)  # two sets of one slice per peer
         self._buffers = 0
         self._bell, self._peers_named = bell, _PeersNamed(bell)
@@ -159,13 +170,27 @@ class GroupComm:
             known = self._exchanges[request] = self._prepare_exchange(buffer, request)
         self.ledger.add("exchange", purpose, known.num_bytes)
         number = self._begin(buffer)
-        posted = deque(self._start(number, each, known.about) for each in known.slices[:_SETS])
-        return self._arrivals(known, number, posted, self._said, purpose)
+        arriving = None
+        if self._waiting == 0 and len(self._free) >= known.sets:
+            arriving = self._post(known, number)
+        else:
+            self._waiting += 1
+        return self._arrivals(known, number, arriving, self._said, purpose)
+
+    def _post(self, known: _Exchanged, request: int) -> _Arriving:
+        """Start the first slices in sets of the staging that are free."""
+        sets, self._free = self._free[: known.sets], self._free[known.sets :]
+        slices = known.slices[sets[0] if sets else 0]
+        return _Arriving(sets, slices, deque(self._start(request, each, known.about) for each in slices[:_SETS]))
 
     def _arrivals(
-        self, known: _Exchanged, request: int, posted: deque[_UnderWay], words: int, purpose: str
+        self, known: _Exchanged, request: int, arriving: _Arriving | None, words: int, purpose: str
     ) -> Iterator[tuple[Range, list[Tensor | None]]]:
-        slices = known.slices
+        if arriving is None:  # there was no room; those before have been run to their ends
+            assert len(self._free) >= known.sets, self._free
+            self._waiting -= 1
+            arriving = self._post(known, request)
+        sets, slices, posted = arriving
         for number, slice_ in enumerate(slices, start=1):
             self._arrive(posted.popleft(), words, "exchange", purpose)
             if number == len(slices):
@@ -177,6 +202,7 @@ class GroupComm:
         if not slices:
             self._compare(words)
             self._thank(request)
+        self._free = sorted((*self._free, *sets))
 
     def _prepare_exchange(self, buffer: Buffer, request: Exchange) -> _Exchanged:
         dtypes = [None if name is None else getattr(torch, name) for name in request.dtypes]
@@ -186,13 +212,23 @@ class GroupComm:
         size = self._slice if self._others else max(1, request.owners[-1].stop)
         parts = [list(_cut(part, size)) for part in request.owners]
         count = max(map(len, parts))
-        slices = [self._prepare_slice(own, dtypes, parts, number) for number in range(count)]
-        return _Exchanged(buffer, request.label, sent, slices)
+        slices = [
+            [self._prepare_slice(own, dtypes, parts, number, (first + number) % _SETS) for number in range(count)]
+            for first in range(_SETS)
+        ]
+        return _Exchanged(buffer, request.label, sent, min(count, _SETS), slices)
 
     def _prepare_slice(
-        self, own: Tensor | None, dtypes: Sequence[torch.dtype | None], parts: Sequence[Sequence[Range]], number: int
+        self,
+        own: Tensor | None,
+        dtypes: Sequence[torch.dtype | None],
+        parts: Sequence[Sequence[Range]],
+        number: int,
+        into: int,
     ) -> _Slice:
-        """Slice `number` of `own`, this rank's piece of the bucket, and of the others' of this rank's part."""
+        """Slice `number` of `own`, this rank's piece of the bucket, and of the others' of this rank's part, which
+        arrive in set `into` of the staging.
+        """
         sends, receives = list[Message](), list[Message]()
         pieces: list[Tensor | None] = [None] * self.ranks
         mine = parts[self.rank][number] if number < len(parts[self.rank]) else None
@@ -202,7 +238,7 @@ class GroupComm:
                 sends.append((peer, own[part.start : part.stop]))
             dtype = dtypes[peer]
             if dtype is not None and mine is not None:
-                start = (place + len(self._others) * (number % _SETS)) * self._room
+                start = (place + len(self._others) * into) * self._room
                 pieces[peer] = piece = _typed(self._staging, start, len(mine), dtype)
                 receives.append((peer, piece))
         if own is not None and mine is not None:

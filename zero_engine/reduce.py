@@ -134,10 +134,6 @@ class Reducer:
             request = self._requests[bucket.index, dtypes] = Exchange(offset, bucket.owners, dtypes, label)
         return partial(self._finish, bucket, round, self._comm.exchange(buffer, request, "gradients"))
 
-    def reduce(self, bucket: Bucket, buffer: Buffer, offset: int, round: Round, label: str) -> None:
-        """Exchange `bucket` and fold it."""
-        self.begin(bucket, buffer, offset, round, label)()
-
     def _finish(self, bucket: Bucket, round: Round, arriving: Iterable[tuple[Range, list[Tensor | None]]]) -> None:
         self._fold_all(bucket, round, arriving)
         if round is self._blueprint.schedule.rounds[-1]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -36,10 +35,11 @@ class Parcel:
 
 
 class Travelling(NamedTuple):
-    """A unit whose pieces are on their way: its bucket is in use until they are folded."""
+    """A bucket whose pieces are on their way: its memory is in use until they are folded."""
 
     buffer: Buffer
-    fold: Sequence[Callable[[], None]]
+    fold: Callable[[], None]
+    last: bool  # of its unit
 
 
 class ShardedGradients(AtRest, ShardedStates):
@@ -89,13 +89,10 @@ class ShardedGradients(AtRest, ShardedStates):
         if self._task.counts:
             self._touched |= self._pool.complete(unit)
         self._setting.comm.publish(parcel.buffer, parcel.label)
-        self._arrive()
-        (first, start), *others = parcel.buckets
-        round, buffer, label = self._task.round, parcel.buffer, parcel.label
-        fold = [self._reducer.begin(first, buffer, start, round, label)]
-        for bucket, offset in others:
-            fold.append(partial(self._reducer.reduce, bucket, buffer, offset, round, label))
-        self._travelling = Travelling(buffer, fold)
+        for number, (bucket, offset) in enumerate(parcel.buckets, start=1):
+            fold = self._reducer.begin(bucket, parcel.buffer, offset, self._task.round, parcel.label)
+            self._arrive()  # the bucket before
+            self._travelling = Travelling(parcel.buffer, fold, number == len(parcel.buckets))
         self._pool.close(unit)
 
     def _open(self, unit: int) -> None:
@@ -109,9 +106,9 @@ class ShardedGradients(AtRest, ShardedStates):
     def _arrive(self) -> None:
         """Fold what is on its way."""
         if self._travelling is not None:
-            for fold in self._travelling.fold:
-                fold()
-            self._setting.comm.release(self._travelling.buffer)
+            self._travelling.fold()
+            if self._travelling.last:
+                self._setting.comm.release(self._travelling.buffer)
             self._travelling = None
 
     def sync_gradients(self) -> None:

@@ -85,6 +85,47 @@ def test_exchange_brings_every_piece_to_its_owner(pool: Pool, ranks: int) -> Non
             assert values[-1] is None
 
 
+LENGTHS = (40, 500, 100, 64, 0, 700, 30, 90)  # elements of buckets: within a slice of 64 for a rank, and more
+
+
+def _two_under_way(rank: Rank, transport: str) -> list[float]:
+    """Each bucket is begun before the one before is summed: the sum of what arrives, by bucket."""
+    comm = _comm(rank, transport)
+    starts = [sum(LENGTHS[:number]) for number in range(len(LENGTHS))]
+    buffer, requests = comm.allocate("buckets", [4 * sum(LENGTHS)] * rank.ranks), list[Exchange]()
+    for number, (start, length) in enumerate(zip(starts, LENGTHS, strict=True)):
+        cuts = [length * peer // rank.ranks for peer in range(rank.ranks + 1)]
+        owners = tuple(Range(first, last) for first, last in pairwise(cuts))
+        requests.append(Exchange(4 * start, owners, ("float32",) * rank.ranks, f"bucket {number}"))
+    found = list[float]()
+    for turn in range(2):
+        comm.reclaim(buffer)
+        buffer.local.view(torch.float32).copy_(torch.arange(sum(LENGTHS)) + 10000 * rank.rank + turn)
+        comm.publish(buffer, f"turn {turn}")
+        before: Any = ()
+        for request in requests:
+            arriving = comm.exchange(buffer, request, "gradients")
+            found.append(sum(float(piece.sum()) for _, pieces in before for piece in pieces))
+            before = arriving
+        found.append(sum(float(piece.sum()) for _, pieces in before for piece in pieces))
+        comm.release(buffer)
+    comm.close()
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_an_exchange_may_begin_before_the_one_before_is_summed(pool: Pool, ranks: int) -> None:
+    """In the staging of one, whatever the buckets' sizes: where there is no room it begins when there is."""
+    shared, group = (pool.run(ranks, _two_under_way, transport) for transport in ("shared", "group"))
+    assert shared == group
+    starts = [sum(LENGTHS[:number]) for number in range(len(LENGTHS))]
+    for turn in range(2):
+        for number, (start, length) in enumerate(zip(starts, LENGTHS, strict=True)):
+            every = [start + place + 10000 * rank + turn for rank in range(ranks) for place in range(length)]
+            place = turn * (len(LENGTHS) + 1) + 1 + number
+            assert sum(row[place] for row in group) == sum(every), number
+
+
 def _gathered(rank: Rank, transport: str) -> Any:
     comm = _comm(rank, transport)
     sizes = [10 * (peer + 1) for peer in range(rank.ranks)]
