@@ -49,7 +49,7 @@ from zero_engine.precision import InputCast
 from zero_engine.stages import STRATEGIES
 from zero_engine.step_result import ACTIVATIONS, StepResult
 from zero_engine.strategy import Setting, Task, Totals
-from zero_engine.supported import require_no_gradients, require_open_units, require_supported
+from zero_engine.supported import require_loss, require_no_gradients, require_open_units, require_supported
 from zero_engine.trace import PhaseClock, write_trace
 from zero_engine.weight_watch import WeightWatch
 
@@ -250,7 +250,7 @@ class Engine(Persistent):
         task = self._task
         if task is None:
             raise UsageError("backward belongs inside `for index in engine.micro_batches():`, once per micro-batch")
-        _require_loss(loss, weight)
+        require_loss(loss, weight)
         self._buffers.check()
         self._record(task, loss.detach(), last, weight)
         scaled = loss if self.loss_scale.scale == 1 else loss * self.loss_scale.scale
@@ -438,15 +438,3 @@ class Engine(Persistent):
 def _call_all(*calls: Callable[[], None]) -> None:
     for call in calls:
         call()
-
-
-def _require_loss(loss: object, weight: float | None) -> None:
-    """Raises UsageError for what `backward` cannot take."""
-    if not isinstance(loss, Tensor):
-        raise UsageError(f"the loss is a {type(loss).__name__}; give the tensor that the model's output was made into")
-    if loss.numel() != 1:
-        raise UsageError(f"the loss has shape {tuple(loss.shape)}; reduce it to one number")
-    if not loss.requires_grad:
-        raise UsageError("the loss depends on no parameter that trains (detached, under no_grad, or all are frozen)")
-    if weight is not None and not (math.isfinite(weight) and weight >= 0):
-        raise UsageError(f"the weight of a loss is {weight}; use a finite number of at least 0, such as its tokens")

@@ -1,10 +1,11 @@
-"""What no engine can train exactly is refused by name, before anything is built."""
+"""What no engine can train exactly is refused by name, before anything is built or run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from zero_engine.errors import ModelError, UsageError
 from zero_engine.layout import Layout
@@ -53,3 +54,15 @@ def require_open_units(model: nn.Module, layout: Layout) -> None:
                 f"module '{name or 'the model'}' is compiled with unit '{inside[0]}' inside, whose weights come and go "
                 "at stage 3; compile the units alone (blocks[i] = torch.compile(blocks[i])), or use stage 2"
             )
+
+
+def require_loss(loss: object, weight: float | None) -> None:
+    """Raises UsageError for what `backward` cannot take."""
+    if not isinstance(loss, Tensor):
+        raise UsageError(f"the loss is a {type(loss).__name__}; give the tensor that the model's output was made into")
+    if loss.numel() != 1:
+        raise UsageError(f"the loss has shape {tuple(loss.shape)}; reduce it to one number")
+    if not loss.requires_grad:
+        raise UsageError("the loss depends on no parameter that trains (detached, under no_grad, or all are frozen)")
+    if weight is not None and not (math.isfinite(weight) and weight >= 0):
+        raise UsageError(f"the weight of a loss is {weight}; use a finite number of at least 0, such as its tokens")
