@@ -163,7 +163,7 @@ class Engine(Persistent):
         with torch._C.DisableTorchFunctionSubclass():  # released parameters would look up what may be asked of them
             trained = [parameter.requires_grad for parameter in self.parameters]
         if trained != self._trainable:
-            self._refit()
+            self._refit(trained)
         self.comm.ledger.clear()
         self.comm.ledger.page = "step"
         self._losses, self._weights = dict[int, Tensor](), dict[int, float]()
@@ -202,15 +202,15 @@ class Engine(Persistent):
             self.comm.close(self._hooks.failure or f"{type(error).__name__}: {error}")
             raise
 
-    def _refit(self) -> None:
+    def _refit(self, trained: Sequence[bool]) -> None:
         """Parameters were frozen or unfrozen: build again around weights, moments and counts."""
-        from zero_engine.refit import belongings_of
+        from zero_engine.refit import belongings_of, require_equal_change
 
         if self._savers:
             raise UsageError("freeze or unfreeze before engine.saver(): background saves keep their layout")
         require_no_gradients(self.layout, self.parameters)
         with self.comm.ledger.on("construction"):
-            self._agreement.tell("", "freezing or unfreezing parameters")  # where others do not, they are told
+            require_equal_change(self._agreement, self.layout, trained)
             self._build_again(belongings_of(self._subject))
 
     def _build_again(self, kept: Belongings) -> None:

@@ -13,11 +13,26 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from zero_engine.agree import Agreement
+from zero_engine.errors import DivergedError
 from zero_engine.flat import write_values
 from zero_engine.full import whole_parameters
 from zero_engine.layout import Entry, Layout
+from zero_engine.mail import mark_of
 from zero_engine.master import Master
 from zero_engine.state import Subject
+
+
+def require_equal_change(agreement: Agreement, layout: Layout, trained: Sequence[bool]) -> None:
+    """Raises DivergedError when ranks freeze and unfreeze other parameters; collective, and ranks that do something
+    else are told. `trained`: by number, whether the parameter trains from now on.
+    """
+    changed = [e.spec.name for e, now in zip(layout.canonical_entries, trained, strict=True) if now != e.spec.trainable]
+    said = agreement.tell(f"{mark_of(changed)} {', '.join(changed)}", "freezing or unfreezing parameters")
+    for rank, words in enumerate(said):
+        if words != said[0]:
+            first, other = (text.partition(" ")[2] for text in (said[0], words))
+            raise DivergedError(f"rank 0 froze or unfroze {first}, and rank {rank} {other}; do the same on all ranks")
 
 
 @dataclass(frozen=True)

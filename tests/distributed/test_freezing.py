@@ -10,6 +10,7 @@ from torch import nn
 from tests.distributed.engine_cases import engine_of, reference_of, train
 from tests.distributed.rank_pool import Pool, Rank
 from zero_engine import ZeroConfig
+from zero_engine.errors import DivergedError, PeerError
 
 NUMBERS: dict[str, Any] = {"micro_batches": 4, "chunk": 2, "gradient_clipping": 0.5}
 
@@ -46,3 +47,25 @@ def test_freezing_between_steps_equals_the_plain_loop(pool: Pool, precision: str
     expected = (reference.digest(), [value for result in results for value in (result.loss, result.grad_norm)], True)
     for ranks, stage in ((1, 3), (2, 0), (2, 2), (3, 1), (3, 3)):
         assert pool.run(ranks, _run, stage, precision) == [expected] * ranks, f"{ranks} ranks, stage {stage}"
+
+
+def _freeze_unlike(rank: Rank, stage: int, transport: str, all_freeze: bool) -> str:
+    engine = engine_of(rank, ZeroConfig(**NUMBERS, stage=stage, transport=transport))
+    train(engine, 1)
+    if all_freeze or rank.rank:
+        engine.module.get_submodule(f"blocks.{1 + rank.rank}.up").requires_grad_(False)
+    try:
+        train(engine, 1)
+        return "trained"
+    except (DivergedError, PeerError) as error:
+        engine.close(str(error))
+        return str(error)
+
+
+@pytest.mark.parametrize("transport", ["group", "shared"])
+def test_ranks_that_freeze_other_parameters_are_told(pool: Pool, transport: str) -> None:
+    """Layouts of equal sizes would take each other's gradients in silence."""
+    for stage in (0, 3):
+        for said in pool.run(2, _freeze_unlike, stage, transport, True):
+            assert "rank 0 froze or unfroze blocks.1.up.weight, blocks.1.up.bias, and rank 1 blocks.2.up.weight" in said
+        assert all("freezing or unfreezing" in said for said in pool.run(2, _freeze_unlike, stage, transport, False))
