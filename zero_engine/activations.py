@@ -6,6 +6,7 @@ recomputation runs inside the unit's own backward window, with its weights gathe
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,30 +35,39 @@ class Activations:
     """Applies a policy to units while an engine lives: "none", "full", "selective", or "every:k" for each k-th unit."""
 
     def __init__(self, units: Sequence[nn.Module], policy: str) -> None:
-        self._wrapped: list[nn.Module] = []
+        self._wrapped: list[tuple[nn.Module, Callable[..., Any] | None]] = []  # with a `forward` of its own
         kind, _, number = policy.partition(":")
         for index, unit in enumerate(units):
             if kind in ("full", "selective") or (kind == "every" and index % int(number) == 0):
                 contexts = _selective if kind == "selective" else None
-                unit.forward = _recomputed(unit.forward, contexts)
-                self._wrapped.append(unit)
+                self._wrapped.append((unit, vars(unit).get("forward")))
+                unit.forward = _Recomputed(unit.forward, contexts)
 
     def remove(self) -> None:
         """Leave the units as they were."""
-        for unit in self._wrapped:
+        for unit, own in self._wrapped:
             del unit.forward
+            if own is not None:
+                unit.forward = own
         self._wrapped.clear()
 
 
-def _recomputed(forward: Callable[..., Any], contexts: Callable[[], Any] | None) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        options: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+class _Recomputed:
+    """In the place of a unit's `forward`."""
 
-    return run
+    def __init__(self, forward: Callable[..., Any], contexts: Callable[[], Any] | None) -> None:
+        self._forward, self._contexts = forward, contexts
+        functools.update_wrapper(self, forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        options: dict[str, Any] = {} if self._contexts is None else {"context_fn": self._contexts}
+        return checkpoint(self._forward, *args, use_reentrant=False, **options, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        """The plain forward of the unit's copy: no engine trains it."""
+        return copy.deepcopy(self._forward, memo)
 
 
 def _selective() -> Any:

@@ -20,10 +20,10 @@ class BufferWatch:
         self._before = [_now(holder.get(name)) for _, holder, name in self._places]
 
     def check(self) -> None:
-        """After forward. Raises ModelError naming the buffer."""
+        """After forward, which may fill what was None (a cache). Raises ModelError naming the buffer."""
         for (path, holder, name), before in zip(self._places, self._before, strict=True):
             buffer, version = _now(holder.get(name))
-            if buffer is not before[0] or version != before[1]:
+            if before[0] is not None and (buffer is not before[0] or version != before[1]):
                 raise ModelError(
                     f"training changes buffer '{path}', so its value would depend on the number of ranks; use another "
                     'module (GroupNorm), or buffers="local" to give up equal bits'

@@ -32,10 +32,10 @@ from zero_engine.buffers import BufferWatch
 from zero_engine.clip import clip_factor, norm_of
 from zero_engine.comm import LedgerReport
 from zero_engine.config import ZeroConfig
-from zero_engine.errors import DivergedError, NonFiniteError, PeerError, UsageError
+from zero_engine.errors import DivergedError, EngineError, NonFiniteError, PeerError, UsageError
 from zero_engine.first_values import Built, FirstValues, Initial
 from zero_engine.flat import layout_of
-from zero_engine.group import comm_between, membership_of, require_equal_settings
+from zero_engine.group import Membership, comm_between, membership_of, refusals_told, require_equal_settings
 from zero_engine.hooks import ModuleHooks, require_unwatched
 from zero_engine.last_words import LastWords
 from zero_engine.layout import Layout
@@ -79,18 +79,8 @@ class Engine(Persistent):
         parameter or buffer, or from its modules' `reset_parameters` (as `initialise(model, config.seed)` does).
         """
         member = membership_of(group)
-        require_supported(model)
-        require_unwatched(model)
-        self.module = model
-        self.optimizer = shardable(optimizer)
-        self.config = config.resolved(member.ranks)
-        self.rank, self.ranks = member.rank, member.ranks
-        self.device = place_of(model, member, device)
-        self.layout: Layout = layout_of(model, config.units, self.optimizer)
-        self.parameters = tuple(model.get_parameter(entry.spec.name) for entry in self.layout.canonical_entries)
-        require_no_gradients(self.layout, self.parameters)
-        if config.stage == 3:
-            require_open_units(model, self.layout)
+        with refusals_told(member):
+            self._take(model, config, optimizer, member, device)
         require_equal_settings(member, self.config, self.optimizer)
         self.comm = comm_between(member, self.device, self.config)
         with self.comm.ledger.on("construction"):
@@ -100,7 +90,7 @@ class Engine(Persistent):
             self._agreement = Agreement(self.comm, self.device)
         self.comm.ledger.page = "evaluation"
         self.completed_steps = 0  # steps applied or skipped
-        self._closed = False
+        self._broken = ""  # why the engine stopped inside a step
         self._last_words = LastWords(self.close)
         self._tasks: Iterator[Task] | None = None  # of the step under way
         self._task: Task | None = None  # the micro-batch under way
@@ -110,6 +100,27 @@ class Engine(Persistent):
         self._watches_next = False  # the next step's memory is measured
         self._farewell: Timer | None = None  # tells waiting ranks that this one has left its loop
         self._start_persistent()
+
+    def _take(
+        self,
+        model: nn.Module,
+        config: ZeroConfig,
+        optimizer: Optimizer | None,
+        member: Membership,
+        device: torch.device | str | None,
+    ) -> None:
+        """Look at what was given, alone; raises for what cannot be trained."""
+        require_supported(model)
+        require_unwatched(model)
+        self.module, self.optimizer = model, shardable(optimizer)
+        self.config = config.resolved(member.ranks)
+        self.rank, self.ranks = member.rank, member.ranks
+        self.device = place_of(model, member, device)
+        self.layout: Layout = layout_of(model, config.units, self.optimizer)
+        self.parameters = tuple(model.get_parameter(entry.spec.name) for entry in self.layout.canonical_entries)
+        require_no_gradients(self.layout, self.parameters)
+        if config.stage == 3:
+            require_open_units(model, self.layout)
 
     def _build(self, first: FirstValues) -> None:
         comm, device = self.comm, self.device
@@ -155,8 +166,7 @@ class Engine(Persistent):
         Before each, torch's and Python's generators are seeded from (seed, step, number), so that dropout does not
         depend on the rank. A rank may get a number twice when V does not divide evenly; the repeat does not count.
         """
-        if self._closed:
-            raise UsageError("the engine is closed: build another around the model")
+        self._require_working()
         if self._tasks is not None:
             raise UsageError("a step is under way: finish its micro-batches and call engine.step() first")
         self._weights_watch.check()
@@ -184,13 +194,23 @@ class Engine(Persistent):
             if self._task is not None:
                 raise UsageError(f"micro-batch {task.index} got no backward: call engine.backward(loss) for it")
 
+    def _require_working(self) -> None:
+        if self._closed:
+            raise UsageError("the engine is closed: build another around the model")
+        if self._broken:
+            raise UsageError(
+                f"the engine stopped inside a step ({self._broken}), of which it cannot tell what was counted: build "
+                "the model and an engine again, and restore a checkpoint"
+            )
+
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Work that this rank must not leave half done: if it does, the waiting ranks fail with the reason."""
         try:
             yield
         except PeerError as error:
-            self.comm.close(str(error))
+            self._broken = str(error)
+            self.comm.close(self._broken)
             raise
         except GeneratorExit:
             reason = self._hooks.failure or "it left the loop over its micro-batches"
@@ -199,7 +219,8 @@ class Engine(Persistent):
             self._farewell.start()
             raise
         except BaseException as error:
-            self.comm.close(self._hooks.failure or f"{type(error).__name__}: {error}")
+            self._broken = self._hooks.failure or f"{type(error).__name__}: {error}"
+            self.comm.close(self._broken)
             raise
 
     def _refit(self, trained: Sequence[bool]) -> None:
@@ -250,8 +271,13 @@ class Engine(Persistent):
         task = self._task
         if task is None:
             raise UsageError("backward belongs inside `for index in engine.micro_batches():`, once per micro-batch")
-        require_loss(loss, weight)
-        self._buffers.check()
+        self._require_working()
+        try:
+            require_loss(loss, weight)
+            self._buffers.check()
+        except EngineError as error:
+            self._hooks.failure = f"{type(error).__name__}: {error}"  # what others hear if this rank leaves the loop
+            raise
         self._record(task, loss.detach(), last, weight)
         scaled = loss if self.loss_scale.scale == 1 else loss * self.loss_scale.scale
         with self._watched():
@@ -269,7 +295,7 @@ class Engine(Persistent):
             value = loss.reshape(()).double()
             self._losses[index] = value if known is None else known + value
             if weight is not None:
-                self._weights[index] = self._weights.get(index, 0.0) + weight
+                self._weights[index] = self._weights.get(index, 0.0) + float(weight)
             elif last:
                 self._weights.setdefault(index, 1.0)
 
@@ -279,6 +305,7 @@ class Engine(Persistent):
         `lr`: one number, one per optimizer group, or None for the optimizer's own; the same on every rank. `flag`: a
         small integer; every rank gets the largest.
         """
+        self._require_working()
         lrs = learning_rates(self.optimizer, lr)
         if not 0 <= flag < FLAGS:
             raise UsageError(f"the flag is {flag}; use a whole number from 0 below {FLAGS}")

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from zero_engine.comm import Gather
+from zero_engine.digest import tensor_part
 from zero_engine.errors import ModelError
 from zero_engine.flat import write_values
+from zero_engine.group import require_equal
 from zero_engine.layout import ITEM_BYTES, Entry, Piece, Range
 from zero_engine.manifest import CheckpointError
 from zero_engine.state import DTYPES, Subject, bytes_of
@@ -34,7 +36,9 @@ def full_state_dict(subject: Subject, kind: str = "parameter") -> dict[str, Tens
 
 
 def load_full_state_dict(subject: Subject, state: Mapping[str, Tensor]) -> None:
-    """Write this rank's part of whole weights, and every buffer. Raises ModelError before anything is written."""
+    """Write this rank's part of whole weights, and every buffer; collective. Raises ModelError, or DivergedError for
+    ranks with other weights, before anything is written.
+    """
     layout, buffers = subject.layout, subject.buffers()
     entries = {name: entry for entry in layout.entries for name in (entry.spec.name, *entry.spec.aliases)}
     shapes = {name: entry.spec.shape for name, entry in entries.items()}
@@ -46,6 +50,9 @@ def load_full_state_dict(subject: Subject, state: Mapping[str, Tensor]) -> None:
             raise ModelError(f"'{name}' is missing from the state to load")
         if tuple(state[name].shape) != shapes[name]:
             raise ModelError(f"'{name}' has shape {tuple(state[name].shape)} in the state, {shapes[name]} in the model")
+    values = [state[entry.spec.name].detach().reshape(-1) for entry in layout.canonical_entries]
+    parts = [tensor_part("loaded", number, 0, each) for number, each in enumerate(values)]
+    require_equal(subject.comm, layout, parts, subject.device, "in the state to load; give all ranks the same")
     subject.unlock()
     for piece in subject.master.pieces:
         target = subject.master.tensors(piece.run, piece.range)["parameter"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ import torch.distributed as dist
 
 from zero_engine import comm_shm
 from zero_engine.adamw import Optimizer
-from zero_engine.comm import Comm, Gather
+from zero_engine.comm import Comm, Gather, reason_of
 from zero_engine.comm_group import GroupComm
 from zero_engine.config import ZeroConfig
-from zero_engine.errors import ConfigError, DivergedError, UsageError
+from zero_engine.errors import ConfigError, DivergedError, EngineError, PeerError, UsageError
 from zero_engine.gloo_wire import GlooWire
 from zero_engine.layout import Layout, Range
 from zero_engine.wire import Bell, NcclWire, NoWire, meeting_place
+
+UNLIKE_WEIGHTS = "before the first step; seed all ranks alike before building the model, or use broadcast=True"
 
 
 @dataclass(frozen=True)
@@ -41,16 +44,22 @@ def membership_of(group: dist.ProcessGroup | None) -> Membership:
 
 
 def require_equal_settings(member: Membership, config: ZeroConfig, optimizer: Optimizer) -> None:
-    """Compare what the ranks were given; collective. Raises DivergedError naming the first difference."""
+    """Compare what the ranks were given; collective. Raises DivergedError naming the first difference, PeerError when
+    another rank has gone, with what it refused.
+    """
     if member.ranks == 1:
         return
     own = {f"config.{name}": repr(value) for name, value in asdict(config).items()}
     own["optimizer"] = type(optimizer).__name__
     for group, (update, lr) in enumerate(optimizer.updates()):
-        settings = asdict(update) if is_dataclass(update) and not isinstance(update, type) else {"lr": lr}
+        known: list[str] = [each.name for each in fields(update) if each.repr] if is_dataclass(update) else []
+        settings = {name: getattr(update, name) for name in known} | {"lr": lr}
         own |= {f"optimizer.groups[{group}].{name}": repr(value) for name, value in settings.items()}
     everybody: list[Any] = [None] * member.ranks
-    dist.all_gather_object(everybody, own, group=member.group)
+    try:
+        dist.all_gather_object(everybody, own, group=member.group)
+    except RuntimeError as error:
+        raise _gone(member, error) from error
     for rank, other in enumerate(everybody):
         for name in dict.fromkeys((*everybody[0], *other)):
             if everybody[0].get(name) != other.get(name):
@@ -58,6 +67,39 @@ def require_equal_settings(member: Membership, config: ZeroConfig, optimizer: Op
                     f"{name} is {everybody[0].get(name)} on rank 0 and {other.get(name)} on rank {rank}; give all "
                     "ranks the same"
                 )
+
+
+@contextmanager
+def refusals_told(member: Membership) -> Iterator[None]:
+    """What this rank refuses inside the block is what the others hear, who wait for it, when it goes."""
+    _write(member, "")
+    try:
+        yield
+    except EngineError as error:
+        _write(member, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _write(member: Membership, words: str) -> None:
+    if member.ranks > 1:
+        _board(member).set(str(member.rank), words)
+
+
+def _board(member: Membership) -> Any:
+    """A part of the default store for the words of a group's ranks."""
+    prefix: Any = getattr(dist, "PrefixStore")  # noqa: B009  not in torch's list of exports
+    ranks = "-".join(map(str, dist.get_process_group_ranks(member.group)))
+    return prefix(f"zero_engine refusals {ranks}", dist.distributed_c10d._get_default_store())
+
+
+def _gone(member: Membership, error: RuntimeError) -> PeerError:
+    """A rank has left before it was built: why, if it said so."""
+    board = _board(member)
+    for rank in range(member.ranks):
+        with suppress(RuntimeError):  # the store may be gone too
+            if board.check([str(rank)]) and (words := board.get(str(rank)).decode()):
+                return PeerError(reason_of(rank, words))
+    return PeerError(f"a rank of the group is gone: {error}")
 
 
 def comm_between(member: Membership, device: torch.device, config: ZeroConfig) -> Comm:
@@ -104,20 +146,19 @@ def builds_here(group: dist.ProcessGroup | None = None) -> bool:
     return marks.index(marks[member.rank]) == member.rank
 
 
-def require_equal(comm: Comm, layout: Layout, parts: Sequence[int], device: torch.device) -> None:
+def require_equal(
+    comm: Comm, layout: Layout, parts: Sequence[int], device: torch.device, words: str = UNLIKE_WEIGHTS
+) -> None:
     """Compare a 64-bit number per parameter (by number) over all ranks; collective.
 
-    Raises DivergedError naming the first difference.
+    Raises DivergedError naming the first difference, and `words`.
     """
     signed = torch.tensor([part - (1 << 64) if part >= 1 << 63 else part for part in parts], dtype=torch.int64)
     rows = tell_all(comm, signed.to(device))
     for rank, row in enumerate(rows):
         for entry, same in zip(layout.canonical_entries, (row == rows[0]).tolist(), strict=True):
             if not same:
-                raise DivergedError(
-                    f"parameter '{entry.spec.name}' differs between rank 0 and rank {rank} before the first step; "
-                    "seed all ranks alike before building the model, or use broadcast=True"
-                )
+                raise DivergedError(f"parameter '{entry.spec.name}' differs between rank 0 and rank {rank} {words}")
 
 
 def tell_all(comm: Comm, values: torch.Tensor) -> list[torch.Tensor]:

@@ -5,6 +5,7 @@ One hook per trainable tensor, three per unit, and nothing else grows with the m
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +26,9 @@ _WATCHED: WeakSet[nn.Module] = WeakSet()  # modules with the hooks of an engine
 
 def require_unwatched(model: nn.Module) -> None:
     """Raises UsageError when an engine trains a part of the model already."""
-    if any(module in _WATCHED for module in model.modules()):
+    if not _WATCHED.isdisjoint(model.modules()):
+        gc.collect()  # one that was dropped goes with its hooks
+    if not _WATCHED.isdisjoint(model.modules()):
         raise UsageError("an engine trains this model already, or a part of it; call close() of that one first")
 
 
@@ -48,6 +51,7 @@ class ModuleHooks:
         self.failure = ""  # the last exception that passed through a module, in words
         self._seen: BaseException | None = None
         self._training = False  # inside a micro-batch of a step
+        self._running = False  # inside `run_backward`
         self._backward_unit: int | None = None  # the unit whose backward runs; None outside of backward
         self._given: dict[int, dict[int, Any]] = {}  # by unit inside its forward: what it was given, with its grad_fn
         self._handles: list[Any] = []
@@ -73,7 +77,7 @@ class ModuleHooks:
     def run_backward(self, loss: Tensor, last: bool, retain_graph: bool) -> None:
         """One backward call; after the micro-batch's last one every unit is finished."""
         self._pieces.open = self._pieces.open or not last
-        self._backward_unit = 0
+        self._backward_unit, self._running = 0, True
         try:
             loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -81,7 +85,7 @@ class ModuleHooks:
                 raise
             raise UsageError(NEEDED_AWAY) from error
         finally:
-            self._backward_unit = None
+            self._backward_unit, self._running = None, False
         if last:
             for unit in (*self._order.rest(), 0):
                 self._finish(unit)
@@ -130,7 +134,7 @@ class ModuleHooks:
         return hook
 
     def _look(self, unit: int) -> Callable[[Tensor], None]:
-        """Outside of a micro-batch, where somebody wants the gradient of an input: the weights, and nothing else."""
+        """Outside of engine.backward, where somebody wants the gradient of an input: the weights, and nothing else."""
 
         def hook(gradient: Tensor) -> None:
             self._strategy.before_backward(unit)
@@ -146,7 +150,12 @@ class ModuleHooks:
             self.failure = f"{type(error).__name__}: {error} (in module '{name}')"
 
     def _before_backward(self, unit: int, call: int) -> Callable[[Tensor], None]:
+        look = self._look(unit)
+
         def hook(gradient: Tensor) -> None:
+            if not self._running:  # somebody wants a gradient of their own, of an input, say
+                look(gradient)
+                return
             if not self._pieces.open:
                 for number in self._order.reach(call):
                     self._finish(number)
@@ -159,8 +168,8 @@ class ModuleHooks:
     def _leaf(self, ordinal: int) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
             leaf, parameter.grad = parameter.grad, None
-            if not self._training:
-                raise UsageError("a gradient arrived outside of a micro-batch: call engine.backward, not loss.backward")
+            if not self._running:
+                raise UsageError("a gradient arrived outside of engine.backward(loss): call that, not loss.backward()")
             assert leaf is not None
             target = self._pieces if self._pieces.open else self._synchronizer
             target.accept(ordinal, leaf)

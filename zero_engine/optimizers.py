@@ -6,7 +6,7 @@ Every update works on 1-D fp32 stretches of any cut, so each is sharded, saved, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from zero_engine.adamw import Grouped, Optimizer, Update
 from zero_engine.errors import ConfigError
+
+Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -116,33 +118,19 @@ class Lion(Grouped):
         super().__init__(LionUpdate(lr, betas, weight_decay), groups)
 
 
-class ElementWise:
-    """A torch.optim class of the user's own, run on flat stretches: `ElementWise(lambda p: MyOptimizer(p, lr=0.1))`.
+@dataclass(frozen=True)
+class ElementWiseUpdate:
+    """One step of a torch.optim class."""
 
-    It must treat every element alone (no norms over a tensor, no factored states) and keep its state in tensors of the
-    parameter's shape and a `step`. `ElementWise` checks both on a small tensor and raises ConfigError otherwise.
-    """
+    kind: str
+    settings: str
+    moments: tuple[str, ...]
+    factory: Factory = field(repr=False)
 
-    def __init__(self, factory: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
-        self._factory = factory
-        try:
-            optimizer = _stepped(factory, [1.0] * 4, [[1.0] * 4])
-            self.moments: tuple[str, ...] = _state_names(optimizer)
-            _require_element_wise(factory)
-            self._lr = float(optimizer.param_groups[0]["lr"])
-        except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"ElementWise: the optimizer cannot step a 1-D fp32 tensor by itself: {error}") from error
-
-    def groups_of(self, parameters: Mapping[str, nn.Parameter], aliases: Mapping[str, tuple[str, ...]]) -> list[int]:
-        return [0] * len(parameters)
-
-    def updates(self) -> list[tuple[Update, float]]:
-        return [(self._update, self._lr)]
-
-    def _update(self, weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: int, lr: float) -> None:
+    def __call__(self, weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: int, lr: float) -> None:
         parameter = nn.Parameter(weight)
         parameter.grad = gradient
-        optimizer = self._factory([parameter])
+        optimizer = self.factory([parameter])
         optimizer.param_groups[0]["lr"] = lr
         if step > 1:
             known = dict(zip(self.moments, moments, strict=True))
@@ -152,6 +140,32 @@ class ElementWise:
             value = optimizer.state[parameter][name]
             if value.data_ptr() != moment.data_ptr():
                 moment.copy_(value)
+
+
+class ElementWise:
+    """A torch.optim class of the user's own, run on flat stretches: `ElementWise(lambda p: MyOptimizer(p, lr=0.1))`.
+
+    It must treat every element alone (no norms over a tensor, no factored states) and keep its state in tensors of the
+    parameter's shape and a `step`. `ElementWise` checks both on a small tensor and raises ConfigError otherwise.
+    """
+
+    def __init__(self, factory: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
+        try:
+            optimizer = _stepped(factory, [1.0] * 4, [[1.0] * 4])
+            self.moments: tuple[str, ...] = _state_names(optimizer)
+            _require_element_wise(factory)
+            (group,) = optimizer.param_groups
+            self._lr = float(group["lr"])
+        except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"ElementWise: the optimizer cannot step a 1-D fp32 tensor by itself: {error}") from error
+        settings = {name: value for name, value in group.items() if name != "params"}
+        self._update = ElementWiseUpdate(type(optimizer).__name__, repr(settings), self.moments, factory)
+
+    def groups_of(self, parameters: Mapping[str, nn.Parameter], aliases: Mapping[str, tuple[str, ...]]) -> list[int]:
+        return [0] * len(parameters)
+
+    def updates(self) -> list[tuple[Update, float]]:
+        return [(self._update, self._lr)]
 
 
 class EMA:
@@ -170,19 +184,21 @@ class EMA:
         return self._inner.groups_of(parameters, aliases)
 
     def updates(self) -> list[tuple[Update, float]]:
-        return [(self._averaged(update), lr) for update, lr in self._inner.updates()]
-
-    def _averaged(self, inner: Update) -> Update:
-        def update(weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: int, lr: float) -> None:
-            if step == 1:
-                moments[-1].copy_(weight)
-            inner(weight, gradient, moments[:-1], step, lr)
-            moments[-1].lerp_(weight, 1 - self._decay)
-
-        return update
+        return [(AveragedUpdate(self._decay, update), lr) for update, lr in self._inner.updates()]
 
 
-Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+@dataclass(frozen=True)
+class AveragedUpdate:
+    """Another update, and the average after it: the last moment."""
+
+    decay: float
+    inner: Update
+
+    def __call__(self, weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: int, lr: float) -> None:
+        if step == 1:
+            moments[-1].copy_(weight)
+        self.inner(weight, gradient, moments[:-1], step, lr)
+        moments[-1].lerp_(weight, 1 - self.decay)
 
 
 def _stepped(factory: Factory, values: list[float], gradients: list[list[float]]) -> torch.optim.Optimizer:

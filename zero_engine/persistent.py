@@ -48,8 +48,10 @@ class Persistent:
     _strategy: ShardingStrategy
     _tasks: Iterator[Task] | None  # of the step under way
     _weights_watch: WeightWatch
+    _closed: bool
 
     def _start_persistent(self) -> None:
+        self._closed = False
         self.loaded: Loaded | None = None  # the checkpoint this engine started from
         self._savers: list[Saver] = []  # background saves, which must have copied the state before it changes
 
@@ -61,6 +63,7 @@ class Persistent:
 
     def digest(self) -> str:
         """16 hex digits of canonical parameters, moments and step counts; a collective call, the same on every rank."""
+        self._require_open("digest")
         parts = self._agreement.tell(str(self.digest_part()), "digest")
         return hex_of(sum(map(int, parts)))
 
@@ -131,7 +134,12 @@ class Persistent:
         for name in ("_subject", "_checkpoints"):
             self.__dict__.pop(name, None)
 
+    def _require_open(self, action: str) -> None:
+        if self._closed:
+            raise UsageError(f"{action} needs an open engine, and this one is closed")
+
     def _require_boundary(self, action: str) -> None:
+        self._require_open(action)
         if self._tasks is not None:
             raise UsageError(f"{action} belongs between steps: finish the micro-batches and call engine.step() first")
 
@@ -161,6 +169,7 @@ class Persistent:
         """
         from zero_engine.full import full_state_dict
 
+        self._require_open("full_state_dict")
         return full_state_dict(self._subject, kind)
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -181,4 +190,5 @@ class Persistent:
         """Write all parameters and buffers as one safetensors file from rank 0, tied ones once; collective."""
         from zero_engine.full import export_safetensors
 
+        self._require_open("export_safetensors")
         export_safetensors(self._subject, path)

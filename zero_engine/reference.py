@@ -37,6 +37,7 @@ class Reference:
         entries = self._entries = self.layout.canonical_entries
         self._parameters = {entry.spec.name: model.get_parameter(entry.spec.name) for entry in entries}
         self.masters = {e.spec.name: self._master_of(e) for e in entries if e.spec.trainable}
+        self._cast_frozen()
         self.moments = {
             kind: {name: _padded(torch.zeros_like(master)) for name, master in self.masters.items()}
             for kind in self.optimizer.moments
@@ -77,7 +78,6 @@ class Reference:
         if all(e.spec.trainable == self._parameters[e.spec.name].requires_grad for e in self._entries):
             return
         declared = {entry.spec.name: entry.spec.dtype for entry in self._entries}
-        compute = self.config.compute_dtype
         for name, parameter in self._parameters.items():
             parameter.data = self.masters.get(name, parameter.data).to(getattr(torch, declared[name]))
         self.layout = layout_of(self.module, self.config.units, self.optimizer)
@@ -89,9 +89,15 @@ class Reference:
             for kind, known in self.moments.items()
         }
         self.steps = {name: self.steps[name] if name in before and name in trainable else 0 for name in self.steps}
-        for name, parameter in self._parameters.items():
-            if name not in trainable:
-                parameter.data = parameter.data.to(getattr(torch, leaf_dtype(declared[name], compute)))
+        self._cast_frozen()
+
+    def _cast_frozen(self) -> None:
+        """What is frozen computes in the dtype of what trains."""
+        for entry in self._entries:
+            if not entry.spec.trainable:
+                parameter = self._parameters[entry.spec.name]
+                dtype = leaf_dtype(entry.spec.dtype, self.config.compute_dtype)
+                parameter.data = parameter.data.to(getattr(torch, dtype))
 
     def backward(
         self, loss: Tensor, last: bool = True, weight: float | None = None, retain_graph: bool = False
@@ -100,7 +106,7 @@ class Reference:
         index = self._index
         self._losses[index] = self._losses.get(index, 0.0) + float(loss.detach().double())
         if weight is not None:
-            self._weights[index] = self._weights.get(index, 0.0) + weight
+            self._weights[index] = self._weights.get(index, 0.0) + float(weight)
         elif last:
             self._weights.setdefault(index, 1.0)
         scaled = loss if self.loss_scale.scale == 1 else loss * self.loss_scale.scale

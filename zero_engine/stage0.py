@@ -56,7 +56,8 @@ class NoShard(Resident):
         return self._totals.of
 
     def _settle(self) -> None:
-        """Copy own totals to their place among everybody's."""
+        """Copy own totals to their place among everybody's, where others may still read this rank's last pieces."""
+        self._setting.comm.reclaim(self._buffer)
         for bucket in self._setting.blueprint.buckets:
             for segment in bucket.segments[self._setting.rank]:
                 part = segment.bucket

@@ -21,7 +21,7 @@ NEEDED_AWAY = (
     "backward needs weights of a unit whose backward has not begun or is over (ZeRO stage 3): what its forward made "
     "reached the loss by another way than its output, as an attribute of the module, say, or as a gradient of its own "
     "(create_graph=True). Return it from the unit's forward, name larger units, or use stage 2; gradients of gradients "
-    "need stage 0 or 1"
+    "need stage 0 or 1 and transport 'shared', or one rank"
 )
 
 

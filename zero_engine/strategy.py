@@ -177,5 +177,6 @@ def came_late(name: str) -> UsageError:
     """What is said of a gradient of parameter `name` whose unit has been reduced."""
     return UsageError(
         f"a gradient of '{name}' came after its unit was finished; with torch.utils.checkpoint, pass "
-        "use_reentrant=False; gradients of gradients (create_graph=True) need stage 0 or 1 and transport 'shared'"
+        "use_reentrant=False; gradients of gradients (create_graph=True) and graphs of an earlier micro-batch need "
+        "stage 0 or 1 and transport 'shared', or one rank"
     )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from zero_engine.errors import ModelError, UsageError
 from zero_engine.layout import Layout
+from zero_engine.released import ReleasedParameter
 
 
 def require_supported(model: nn.Module) -> None:
@@ -17,6 +18,11 @@ def require_supported(model: nn.Module) -> None:
     if not names:
         raise ModelError(f"the model, a {type(model).__name__}, has no parameters, so there is nothing to train")
     for name in names:
+        if isinstance(model.get_parameter(name), ReleasedParameter):
+            raise ModelError(
+                f"the weights of parameter '{name}' went with an engine that sharded them; build the model again, and "
+                "load what engine.full_state_dict() gave before close(), or a checkpoint"
+            )
         if isinstance(model.get_parameter(name), nn.UninitializedParameter):
             raise ModelError(f"parameter '{name}' has no shape yet (a lazy module); run one forward before the engine")
     for name, module in model.named_modules():

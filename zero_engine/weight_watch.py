@@ -34,8 +34,8 @@ class WeightWatch:
             self._check_members()
         if (now := versions_of(self._parameters)) != self._versions:
             raise UsageError(
-                f"the values of parameter '{self._first(now, self._versions)}' were changed outside of a step, where "
-                "the engine's own copy of them would win; load weights before the engine is built, or with "
+                f"the values of parameter '{self._first(now, self._versions)}' were changed by something else than a "
+                "step, and the engine's own copy of them would win; load weights before the engine is built, or with "
                 "engine.load_full_state_dict(state)"
             )
         if (places := self._places_now()) != self._places:

@@ -83,14 +83,17 @@ class DelayedComm:
 
 
 @contextmanager
-def delays(seed: int) -> Iterator[list[DelayedComm]]:
-    """Engines built inside the block communicate late; their transports are in the list."""
+def delays(seed: int, last_alone: bool = False) -> Iterator[list[DelayedComm]]:
+    """Engines built inside the block communicate late, or those of the last rank; their transports are in the list."""
     made: list[DelayedComm] = []
     connect = zero_engine.engine.comm_between
 
-    def connect_late(*args: Any) -> DelayedComm:
-        made.append(DelayedComm(connect(*args), seed))
-        return made[-1]
+    def connect_late(*args: Any) -> Comm:
+        comm: Any = connect(*args)
+        if not last_alone or comm.rank + 1 == comm.ranks:
+            comm = DelayedComm(comm, seed)
+            made.append(comm)
+        return comm  # type: ignore[no-any-return]
 
     with patch.object(zero_engine.engine, "comm_between", connect_late):
         yield made

@@ -45,6 +45,26 @@ def test_late_communication_changes_no_bit(pool: Pool, stage: int, transport: st
         assert set(pool.run(ranks, _late, config, seed)) == {(reference.digest(), True)}
 
 
+def _last_reads_late(rank: Rank, config: ZeroConfig) -> str:
+    with delays(1, last_alone=True):
+        engine = engine_of(rank, config)
+        train(engine, 2)
+        digest = engine.digest()
+        engine.close()
+    return digest
+
+
+@pytest.mark.parametrize("transport", ["group", "shared"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_late_reader_finds_the_pieces_of_the_last_round(pool: Pool, stage: int, transport: str) -> None:
+    """They are one micro-batch in half precision, and half as wide as the totals that come to stand in their place."""
+    numbers = NUMBERS | {"micro_batches": 5, "precision": "bf16"}
+    reference = reference_of(ZeroConfig(**numbers))
+    train(reference, 2)
+    config = ZeroConfig(stage, **numbers, transport=transport)
+    assert set(pool.run(2, _last_reads_late, config)) == {reference.digest()}
+
+
 def _late_order(rank: Rank, model: type[nn.Module], seed: int) -> str:
     with delays(seed):
         engine = Engine(built(model), ZeroConfig(3, **NUMBERS), adamw(), rank.group)

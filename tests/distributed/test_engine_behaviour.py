@@ -28,7 +28,7 @@ from tests.distributed.engine_cases import (
 )
 from tests.distributed.rank_pool import Pool, Rank
 from tests.waiting import stretched
-from zero_engine import AdamW, Engine, ZeroConfig
+from zero_engine import EMA, AdamW, ElementWise, Engine, ZeroConfig
 from zero_engine.errors import DivergedError, EngineError, ModelError, NonFiniteError, PeerError, UsageError
 
 NUMBERS: dict[str, Any] = {"micro_batches": 6, "chunk": 2, "gradient_clipping": 0.5}
@@ -82,6 +82,25 @@ def _disturbed(trainer: Any, steps: int) -> list[Any]:
     return results
 
 
+def _adversarial(trainer: Any, steps: int) -> list[Any]:
+    """A gradient of what the blocks are given, for another such input, before the backward of the micro-batch."""
+    results, model = [], trainer.module
+
+    def loss_of(x: Tensor, targets: Tensor) -> Tensor:
+        for block in model.blocks:
+            x = block(x)
+        return F.cross_entropy(model.head(model.norm(x)).float().flatten(0, 1), targets.flatten())
+
+    for step in range(steps):
+        for index in trainer.micro_batches():
+            inputs, targets = tokens(step, index)
+            x = model.tokens(inputs).detach().requires_grad_()
+            (direction,) = torch.autograd.grad(loss_of(x, targets), x)
+            trainer.backward(loss_of(model.tokens(inputs) + 0.1 * direction.sign(), targets))
+        results.append(trainer.step())
+    return results
+
+
 def _raising_forward(module: nn.Module, step: int, index: int) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("on purpose")
@@ -103,7 +122,9 @@ def _run(rank: Rank, config: ZeroConfig, loop: Callable[[Any, int], list[Any]]) 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("loop", [_two_backwards, _weighted, _disturbed], ids=lambda loop: loop.__name__[1:])
+@pytest.mark.parametrize(
+    "loop", [_two_backwards, _weighted, _disturbed, _adversarial], ids=lambda loop: loop.__name__[1:]
+)
 def test_unusual_loops_equal_the_plain_loop(pool: Pool, loop: Callable[[Any, int], list[Any]], precision: str) -> None:
     """Several backward calls, token weights, evaluation and exceptions in between: the same bits as the reference."""
     reference = reference_of(ZeroConfig(**NUMBERS, precision=precision))
@@ -162,6 +183,20 @@ class WithBatchNorm(Tied):
         return logits
 
 
+class WithCache(Tied):
+    """Fills a buffer in the first forward, and reads it afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("positions", None)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.positions is None:
+            self.positions = torch.arange(64)
+        logits: Tensor = super().forward(ids) + self.positions[: ids.shape[1]].view(1, -1, 1)
+        return logits
+
+
 class WithAverage(Tied):
     """Puts another tensor in the place of a buffer, instead of writing to it."""
 
@@ -192,6 +227,7 @@ def test_buffers_that_training_changes_are_refused_by_name(pool: Pool, model: ty
     assert all(f"buffer '{name}" in text for text in pool.run(2, _changing, model, "refuse"))
     assert pool.run(2, _changing, model, "local") == ["trained"] * 2
     assert pool.run(1, _changing, model, "refuse") == ["trained"]
+    assert pool.run(2, _changing, WithCache, "refuse") == ["trained"] * 2
 
 
 def _poisoned(rank: Rank, stage: int, policy: str) -> Any:
@@ -445,6 +481,48 @@ def test_ranks_with_unlike_settings_are_told_before_anything_is_built(
     for said in pool.run(2, _unlike, name, values):
         where = "optimizer.groups[0].lr" if name == "lr" else f"config.{name}"
         assert said.startswith(f"{where} is {values[0]!r} on rank 0 and {values[1]!r} on rank 1")
+
+
+UNLIKE: dict[str, Callable[[int], Any]] = {
+    "inner": lambda rank: EMA(AdamW(weight_decay=0.1 * rank), 0.9),
+    "decay": lambda rank: EMA(AdamW(), (0.9, 0.99)[rank]),
+    "momentum=0.9": lambda rank: ElementWise(lambda p: torch.optim.RMSprop(p, momentum=(0.9, 0.8)[rank])),
+}
+
+
+def _unlike_optimizers(rank: Rank, what: str) -> str:
+    optimizer = UNLIKE[what.replace("'momentum': 0.9", "momentum=0.9")](rank.rank)
+    try:
+        Engine(built(Tied), ZeroConfig(**NUMBERS), optimizer, rank.group)
+        return "built"
+    except DivergedError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("what", ["inner", "decay", "'momentum': 0.9"])
+def test_settings_inside_an_optimizer_are_compared_too(pool: Pool, what: str) -> None:
+    """An average's, its inner optimizer's, those of a torch class."""
+    for said in pool.run(2, _unlike_optimizers, what):
+        assert said.startswith("optimizer.groups[0].") and what in said and "on rank 1" in said, said
+
+
+def _load_unlike(rank: Rank, stage: int) -> str:
+    engine = engine_of(rank, ZeroConfig(stage, **NUMBERS))
+    state = engine.full_state_dict()
+    state["norm.weight"] = state["norm.weight"] + rank.rank
+    before = engine.digest_part()
+    try:
+        engine.load_full_state_dict(state)
+        return "loaded"
+    except DivergedError as error:
+        assert engine.digest_part() == before
+        return str(error)
+
+
+def test_ranks_that_load_unlike_states_are_told_and_nothing_is_written(pool: Pool) -> None:
+    for stage in (0, 3):
+        for said in pool.run(2, _load_unlike, stage):
+            assert said.startswith("parameter 'norm.weight' differs between rank 0 and rank 1 in the state to load")
 
 
 def _unlike_rates(rank: Rank, stage: int) -> str:

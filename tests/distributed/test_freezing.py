@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from tests.distributed.engine_cases import engine_of, reference_of, train
+from tests.distributed.engine_cases import Tied, engine_of, reference_of, train
 from tests.distributed.rank_pool import Pool, Rank
 from zero_engine import ZeroConfig
 from zero_engine.errors import DivergedError, PeerError
@@ -47,6 +47,26 @@ def test_freezing_between_steps_equals_the_plain_loop(pool: Pool, precision: str
     expected = (reference.digest(), [value for result in results for value in (result.loss, result.grad_norm)], True)
     for ranks, stage in ((1, 3), (2, 0), (2, 2), (3, 1), (3, 3)):
         assert pool.run(ranks, _run, stage, precision) == [expected] * ranks, f"{ranks} ranks, stage {stage}"
+
+
+def _half_frozen() -> nn.Module:
+    model = Tied()
+    model.tokens.requires_grad_(False)
+    model.blocks[1].requires_grad_(False)
+    return model
+
+
+def _from_the_start(rank: Rank, stage: int) -> str:
+    engine = engine_of(rank, ZeroConfig(**NUMBERS, stage=stage, precision="bf16"), _half_frozen)
+    train(engine, 2)
+    return engine.digest()
+
+
+def test_what_is_frozen_from_the_start_computes_in_half_precision_too(pool: Pool) -> None:
+    reference = reference_of(ZeroConfig(**NUMBERS, precision="bf16"), _half_frozen)
+    train(reference, 2)
+    for ranks, stage in ((1, 0), (2, 1), (2, 3)):
+        assert pool.run(ranks, _from_the_start, stage) == [reference.digest()] * ranks
 
 
 def _freeze_unlike(rank: Rank, stage: int, transport: str, all_freeze: bool) -> str:

@@ -204,7 +204,10 @@ from zero_engine import Engine, ZeroConfig
 rank, store, transport, where = int(sys.argv[1]), *sys.argv[2:]
 torch.manual_seed(1)
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-engine = Engine(nn.Linear(4, 4), ZeroConfig(stage=1, micro_batches=2, transport=transport))
+model = nn.Linear(4, 4)
+if (rank, where) == (1, "building"):
+    model.weight.grad = torch.ones(4, 4)
+engine = Engine(model, ZeroConfig(stage=1, micro_batches=2, transport=transport))
 for step in range(3):
     for index in engine.micro_batches():
         if (step, rank, where) == (1, 1, "inside"):
@@ -216,9 +219,16 @@ for step in range(3):
 """
 
 
-@pytest.mark.parametrize(("transport", "where"), [("shared", "inside"), ("group", "between")])
+@pytest.mark.parametrize(
+    ("transport", "where", "error"),
+    [
+        ("shared", "inside", "ValueError: a fault of its own"),
+        ("group", "between", "ValueError: a fault of its own"),
+        ("shared", "building", "UsageError: parameter 'weight' has a gradient"),
+    ],
+)
 def test_an_exception_that_ends_a_program_is_what_the_others_hear(
-    root: Path, tmp_path: Path, transport: str, where: str
+    root: Path, tmp_path: Path, transport: str, where: str, error: str
 ) -> None:
     """Without any `close` in the program."""
     ranks = [
@@ -232,5 +242,5 @@ def test_an_exception_that_ends_a_program_is_what_the_others_hear(
         for rank in range(2)
     ]
     heard, failed = (rank.communicate(timeout=PATIENCE_SECONDS)[1] for rank in ranks)
-    assert failed.rstrip().endswith("ValueError: a fault of its own"), failed
-    assert "PeerError: rank 1 failed: ValueError: a fault of its own" in heard, heard
+    assert error in failed.splitlines()[-1], failed
+    assert f"PeerError: rank 1 failed: {error}" in heard, heard

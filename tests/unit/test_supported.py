@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,6 +70,74 @@ def test_a_model_is_trained_by_one_engine_at_a_time() -> None:
             _engine(part)
     first.close()
     train(_engine(model), 1)
+
+
+def test_an_engine_that_was_dropped_makes_room_for_another() -> None:
+    """At once, although its parts hold each other until they are collected."""
+    model = Tied()
+    engine = _engine(model)
+    del engine
+    train(_engine(model), 1)
+
+
+def test_weights_that_went_with_an_engine_are_named() -> None:
+    model = Tied()
+    engine = _engine(model, stage=3)
+    engine.close()
+    with pytest.raises(ModelError, match=r"weights of parameter 'blocks.0.norm.weight' went with an engine"):
+        _engine(model)
+    with pytest.raises(UsageError, match="digest needs an open engine"):
+        engine.digest()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_copy_of_a_model_with_recomputation_is_its_own(stage: int) -> None:
+    """A teacher, say: its blocks are not the trained ones under another name. What a unit had comes back."""
+    model, ids = Tied(), torch.arange(4).view(1, 4)
+    own = model.blocks[0].forward = functools.partial(model.blocks[0].forward)
+    engine = _engine(model, stage=stage, activation_checkpointing="full")
+    twin = copy.deepcopy(engine.module)
+    before = twin.blocks[1](twin.tokens(ids)).detach()
+    train(engine, 1)
+    assert torch.equal(before, twin.blocks[1](twin.tokens(ids)))
+    assert not torch.equal(before, model.blocks[1](twin.tokens(ids)))
+    engine.close()
+    assert model.blocks[0].forward is own and "forward" not in vars(model.blocks[1])
+
+
+class Failing(torch.autograd.Function):
+    """Its backward raises."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        raise RuntimeError("out of memory, say")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_after_a_backward_that_failed_nothing_is_counted_twice(stage: int) -> None:
+    """Some gradients came: an engine cannot tell which, so it refuses to go on."""
+    engine = _engine(Tied(), stage=stage)
+    for index in engine.micro_batches():
+        loss = mean_loss(engine.module, 0, index)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.backward(loss + Failing.apply(next(engine.module.parameters())).sum())
+        for again in (lambda: engine.backward(mean_loss(engine.module, 0, 0)), engine.step):
+            with pytest.raises(UsageError, match=r"the engine stopped inside a step .*out of memory"):
+                again()
+        break
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_backward_of_the_loss_itself_is_refused(stage: int) -> None:
+    """Its gradients would be neither scaled nor weighted, and its loss not counted."""
+    engine = _engine(Tied(), stage=stage)
+    with pytest.raises(UsageError, match=r"call that, not loss.backward"):
+        for index in engine.micro_batches():
+            mean_loss(engine.module, 0, index).backward()
 
 
 @pytest.mark.parametrize(
