@@ -115,9 +115,8 @@ class AdamWUpdate:
 @lru_cache(maxsize=8)
 def _step_tensor(step: int, device: torch.device) -> Tensor:
     """The step as the fused kernel wants it, which only reads it: one for all the cuts of a step."""
-    return torch.full(
-        (), float(step), dtype=torch.float32, device=device
-    )  # a fill: copying a number to a GPU would wait for it
+    # a fill: copying a number to a GPU would wait for it
+    return torch.full((), float(step), dtype=torch.float32, device=device)
 
 
 class Grouped:

@@ -6,6 +6,7 @@ import torch
 
 from zero_engine.comm import Comm, Gather
 from zero_engine.layout import Range
+from zero_engine.mail import mark_of
 
 MESSAGE_BYTES = 1024  # longer texts are cut
 
@@ -30,6 +31,15 @@ class Agreement:
         self._comm.release(self._own)
         heard = bytes(self._all.cpu().tolist())
         return [heard[place.start : place.stop].rstrip(b"\0").decode(errors="ignore") for place in places]
+
+    def difference(self, value: object, shown: str, topic: str) -> str:
+        """Compare what every rank has: empty, or rank 0's and the first that is not the same, as they are shown."""
+        said = self.tell(f"{mark_of(value)} {shown}", topic)
+        for rank, words in enumerate(said):
+            if words != said[0]:
+                first, other = (text.partition(" ")[2] for text in (said[0], words))
+                return f"{first} on rank 0 and {other} on rank {rank}"
+        return ""
 
     def first(self, text: str, topic: str) -> str:
         """The first text that is not empty, with its rank; empty when no rank has anything to say."""

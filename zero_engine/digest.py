@@ -92,9 +92,8 @@ def _dot(left: Tensor, right: Tensor) -> int:
 @cache
 def _table(device: torch.device) -> Tensor:
     """1-D int64 of _ROW odd numbers."""
-    return _mix(
-        _kind("table"), torch.arange(_ROW, device=device), torch.zeros(1, dtype=torch.int64, device=device)
-    ).bitwise_or_(1)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    return _mix(_kind("table"), torch.arange(_ROW, device=device), zero).bitwise_or_(1)
 
 
 @cache

@@ -326,7 +326,9 @@ class Engine(Persistent):
             losses = {index: float(loss) for index, loss in self._losses.items()}
             outcome = self._mailbox.exchange(losses, self._weights, flag, touched, mark_of(lrs))
         if len(set(outcome.marks)) > 1:
-            raise self._unlike(lrs)
+            with self.comm.ledger.on("evaluation"):
+                unlike = self._agreement.difference(lrs, repr(lrs), "learning rates")
+            raise DivergedError(f"engine.step has the learning rates {unlike}; give all ranks the same")
         weight = sum(outcome.weights)
         norm = norm_of(outcome.block_sums, self.config.clip_norm) / (weight * self.loss_scale.scale or math.nan)
         finite = math.isfinite(norm) and all(map(math.isfinite, outcome.losses))
@@ -345,15 +347,6 @@ class Engine(Persistent):
             self._strategy.gather_weights()
             self._strategy.post_step()
         return self._finish(outcome, norm, problem)
-
-    def _unlike(self, lrs: list[float]) -> DivergedError:
-        with self.comm.ledger.on("evaluation"):
-            said = self._agreement.tell(repr(lrs), "learning rates")
-        rank = next(number for number, words in enumerate(said) if words != said[0])
-        return DivergedError(
-            f"engine.step has the learning rates {said[0]} on rank 0 and {said[rank]} on rank {rank}; give all ranks "
-            "the same"
-        )
 
     def _blame(self, outcome: Outcome, totals: Totals) -> str:
         """What was not finite, the same words on every rank: the ranks tell each other what they see in their parts."""

@@ -18,7 +18,6 @@ from zero_engine.errors import DivergedError
 from zero_engine.flat import write_values
 from zero_engine.full import whole_parameters
 from zero_engine.layout import Entry, Layout
-from zero_engine.mail import mark_of
 from zero_engine.master import Master
 from zero_engine.state import Subject
 
@@ -28,11 +27,9 @@ def require_equal_change(agreement: Agreement, layout: Layout, trained: Sequence
     else are told. `trained`: by number, whether the parameter trains from now on.
     """
     changed = [e.spec.name for e, now in zip(layout.canonical_entries, trained, strict=True) if now != e.spec.trainable]
-    said = agreement.tell(f"{mark_of(changed)} {', '.join(changed)}", "freezing or unfreezing parameters")
-    for rank, words in enumerate(said):
-        if words != said[0]:
-            first, other = (text.partition(" ")[2] for text in (said[0], words))
-            raise DivergedError(f"rank 0 froze or unfroze {first}, and rank {rank} {other}; do the same on all ranks")
+    unlike = agreement.difference(changed, ", ".join(changed), "freezing or unfreezing parameters")
+    if unlike:
+        raise DivergedError(f"the parameters to freeze or unfreeze are {unlike}; do the same on all ranks")
 
 
 @dataclass(frozen=True)
