@@ -74,7 +74,9 @@ class Loaded:
 
     manifest: Manifest
     refused: tuple[Refused, ...]  # newer ones that could not be used
-    changes: tuple[str, ...]  # what differs from the run that saved and lets the bits part
+    changes: tuple[
+        str, ...
+    ]  # kind of optimizer, seed, V, C, precision and environment that differ from the run that saved
 
 
 class Checkpoints:

@@ -150,7 +150,7 @@ class Manifest:
     arithmetic: Arithmetic
     environment: Environment
     layout: Layout = field(repr=False)
-    optimizer: Json  # {"kind": "adamw", "moments": ["exp_avg", "exp_avg_sq"], ...}
+    optimizer: Json  # {"kind": "AdamW", "moments": ["exp_avg", "exp_avg_sq"]}
     scalars: Json  # step counts, loss scale: the engine's own small state
     progress: Progress
     shards: tuple[Shard, ...] = field(repr=False)

@@ -16,7 +16,7 @@ from zero_engine.agree import Agreement
 from zero_engine.comm import Comm
 from zero_engine.config import ZeroConfig
 from zero_engine.digest import counts_part, hex_of, run_part
-from zero_engine.errors import UsageError
+from zero_engine.errors import ConfigError, UsageError
 from zero_engine.layout import Layout
 from zero_engine.loss_scale import LossScale
 from zero_engine.master import Master
@@ -98,8 +98,9 @@ class Persistent:
     ) -> Manifest:
         """Save the whole state and return the published manifest; a collective call between steps.
 
-        `store`: a folder or a Store. `step` defaults to the completed steps, `fence` (the number of the attempt) to one
-        above all in the store. Raises CheckpointError on every rank when any failed; older checkpoints stay.
+        `store`: a folder or a Store. `step` only names the checkpoint and defaults to the completed steps, `fence` (the
+        number of the attempt) to one above all in the store. Raises CheckpointError on every rank when any failed;
+        older checkpoints stay.
         """
         self._require_boundary("save")
         for saver in self._savers:
@@ -165,11 +166,15 @@ class Persistent:
     def full_state_dict(self, kind: str = "parameter") -> dict[str, Tensor]:
         """All parameters (in the dtype the model was built with) and buffers by name, on every host; collective.
 
-        `kind`: the name of an optimizer state gives that in place of the parameters, such as "ema".
+        `kind`: the name of an optimizer state gives that in place of the parameters, such as "ema". Raises ConfigError
+        for one that the optimizer does not keep.
         """
         from zero_engine.full import full_state_dict
 
         self._require_open("full_state_dict")
+        known = ("parameter", *self.optimizer.moments)
+        if kind not in known:
+            raise ConfigError(f"kind is {kind!r}, which this optimizer does not keep; use one of {', '.join(known)}")
         return full_state_dict(self._subject, kind)
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:

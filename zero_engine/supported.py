@@ -14,6 +14,8 @@ from zero_engine.released import ReleasedParameter
 
 def require_supported(model: nn.Module) -> None:
     """Raises ModelError naming the first parameter or module that cannot be trained."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ModelError(f"the model is wrapped in {type(model).__name__}; give the one inside, model.module")
     names = [name for name, _ in model.named_parameters()]
     if not names:
         raise ModelError(f"the model, a {type(model).__name__}, has no parameters, so there is nothing to train")

@@ -49,6 +49,7 @@ def _compiled() -> nn.Module:
     ("model", "said"),
     [
         (lambda: nn.Sequential(nn.ReLU()), "a Sequential, has no parameters"),
+        (lambda: nn.DataParallel(Tied()), "wrapped in DataParallel; give the one inside"),
         (_lazy, "parameter 'extra.weight' has no shape yet"),
         (lambda: _with_tokens(sparse=True), "module 'tokens' makes sparse gradients"),
         (lambda: _with_tokens(max_norm=1.0), "module 'tokens' writes to its weight in forward"),
@@ -70,6 +71,13 @@ def test_a_model_is_trained_by_one_engine_at_a_time() -> None:
             _engine(part)
     first.close()
     train(_engine(model), 1)
+
+
+def test_a_state_that_the_optimizer_does_not_keep_is_no_other() -> None:
+    """Weights under the name of an average would be exported as one."""
+    engine = _engine(Tied())
+    with pytest.raises(ConfigError, match=r"kind is 'ema', .*use one of parameter, exp_avg, exp_avg_sq"):
+        engine.full_state_dict(kind="ema")
 
 
 def test_an_engine_that_was_dropped_makes_room_for_another() -> None:
