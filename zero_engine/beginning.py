@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +32,7 @@ from zero_engine.first_values import (
     SentOnNode,
     send_buffers,
 )
-from zero_engine.group import Membership, node_mark, require_equal, tell_all
+from zero_engine.group import Membership, node_mark, require_equal, tell_all, unlike
 from zero_engine.hollow import Hollowed, hollow, is_meta, move_buffers
 from zero_engine.layout import Layout
 
@@ -115,18 +114,7 @@ def _given(
         parts = {
             f"{what} of parameter '{spec.name}'": repr(value) for spec in specs for what, value in vars(spec).items()
         }
-        raise _different(member, parts | {f"buffer '{name}'": f"{shape} {dtype}" for name, shape, dtype in buffers})
+        parts |= {f"buffer '{name}'": f"{shape} {dtype}" for name, shape, dtype in buffers}
+        words = unlike(member, parts) or "the order of parameters differs"
+        raise DivergedError(f"the ranks built different models: {words}")
     return [_Given(not row[1], int(row[2])) for row in rows]
-
-
-def _different(member: Membership, parts: dict[str, str]) -> DivergedError:
-    """The first of `parts` (what each is, by what it is called) that a rank has otherwise than rank 0."""
-    everybody: list[Any] = [None] * member.ranks
-    dist.all_gather_object(everybody, parts, group=member.group)
-    rank = next(number for number, other in enumerate(everybody) if other != everybody[0])
-    first, other = everybody[0], everybody[rank]
-    name = next((each for each in (*first, *other) if first.get(each) != other.get(each)), "the order of parameters")
-    return DivergedError(
-        f"the ranks built different models: {name} is {first.get(name, 'not there')} on rank 0 and "
-        f"{other.get(name, 'not there')} on rank {rank}"
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
@@ -44,9 +44,7 @@ def membership_of(group: dist.ProcessGroup | None) -> Membership:
 
 
 def require_equal_settings(member: Membership, config: ZeroConfig, optimizer: Optimizer) -> None:
-    """Compare what the ranks were given; collective. Raises DivergedError naming the first difference, PeerError when
-    another rank has gone, with what it refused.
-    """
+    """Compare what the ranks were given; collective. Raises DivergedError naming the first difference."""
     if member.ranks == 1:
         return
     own = {f"config.{name}": repr(value) for name, value in asdict(config).items()}
@@ -55,18 +53,26 @@ def require_equal_settings(member: Membership, config: ZeroConfig, optimizer: Op
         known: list[str] = [each.name for each in fields(update) if each.repr] if is_dataclass(update) else []
         settings = {name: getattr(update, name) for name in known} | {"lr": lr}
         own |= {f"optimizer.groups[{group}].{name}": repr(value) for name, value in settings.items()}
+    if words := unlike(member, own):
+        raise DivergedError(f"{words}; give all ranks the same")
+
+
+def unlike(member: Membership, own: Mapping[str, str]) -> str:
+    """The first of `own` (values by name) that a rank has otherwise than rank 0, in words; empty when all are the same.
+    Collective. Raises PeerError when another rank has gone, with what it refused.
+    """
     everybody: list[Any] = [None] * member.ranks
     try:
         dist.all_gather_object(everybody, own, group=member.group)
     except RuntimeError as error:
         raise _gone(member, error) from error
+    first = everybody[0]
     for rank, other in enumerate(everybody):
-        for name in dict.fromkeys((*everybody[0], *other)):
-            if everybody[0].get(name) != other.get(name):
-                raise DivergedError(
-                    f"{name} is {everybody[0].get(name)} on rank 0 and {other.get(name)} on rank {rank}; give all "
-                    "ranks the same"
-                )
+        for name in dict.fromkeys((*first, *other)):
+            if first.get(name) != other.get(name):
+                here, there = (known.get(name, "not there") for known in (first, other))
+                return f"{name} is {here} on rank 0 and {there} on rank {rank}"
+    return ""
 
 
 @contextmanager
