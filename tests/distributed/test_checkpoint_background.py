@@ -272,19 +272,20 @@ def fall_behind(rank: Rank, root: str) -> list[tuple[int, bool, str]]:
     """Rank 1's first save hangs until rank 0 has given up three; then all is well again."""
     engine = engine_of(rank, config_of(2))
     store = GatedStore(root, gate="gate") if rank.rank == 1 else LocalStore(root)
-    saver = engine.saver(store, fence=1, policy="skip", patience_seconds=0.2 if rank.rank == 0 else 60)
+    saver = engine.saver(store, fence=1, policy="skip", patience_seconds=PATIENCE_SECONDS)
+    saver._patience_seconds = 0.2  # with the silent rank 1; the writer itself has all the time that it needs
     reports = []
     for step in (1, 2, 3):
         train(engine, 1)
         saver.save(step)
         if rank.rank == 0:
             reports += saver.finish()
+        saver._patience_seconds = PATIENCE_SECONDS  # rank 1 speaks from here on
         engine._agreement.tell("", f"after {step}")
     if isinstance(store, GatedStore):
         store.open_gate()
         reports += saver.finish()
         assert (Path(root) / "step-0000000001-attempt-000001" / "rank-00001.safetensors").exists(), "late, not lost"
-    saver._patience_seconds = 60
     engine._agreement.tell("", "late")
     train(engine, 1)
     saver.save(4)
@@ -300,9 +301,8 @@ def test_a_rank_that_is_slow_by_two_checkpoints_spoils_none(pool: Pool, memory_p
     """
     first, second = pool.run(2, fall_behind, str(memory_path))
     assert [(step, bool(problem)) for step, _, problem in first] == [(1, True), (2, True), (3, True), (4, False)]
-    given_up = first[0][2]  # on a loaded machine the writer itself may be too slow for so little patience
-    assert "no shard from ranks [1]" in given_up or "got nothing done" in given_up
-    assert "rank 1" in first[1][2] and "skipped" in first[2][2]
+    assert "no shard from ranks [1]" in first[0][2]
+    assert all("rank 1" in problem and "skipped" in problem for _, _, problem in first[1:3])
     assert second == [(1, False, ""), (2, True, ""), (3, True, ""), (4, False, "")]
     store = LocalStore(memory_path)
     assert [name.step for name in list_checkpoints(store)] == [4]
