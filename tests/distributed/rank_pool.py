@@ -19,6 +19,8 @@ import torch.distributed as dist
 from tests.waiting import PATIENCE_SECONDS
 
 SIZE = 5
+# What takes seconds to import, or a part of one: ranks that start anew after a failure have it already.
+PRELOADED = ["torch._dynamo", "pytest", "tests.distributed.engine_cases", "zero_engine.saver", "zero_engine.checkpoint"]
 CALL_SECONDS = PATIENCE_SECONDS  # between two answers, on a loaded machine too
 
 
@@ -76,7 +78,7 @@ class Pool:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
+        context.set_forkserver_preload(PRELOADED)
         # Bound here and then told: nobody can take the port in between.
         self._store = dist.TCPStore("127.0.0.1", 0, self._size, is_master=True, wait_for_workers=False)
         for rank in range(self._size):
