@@ -104,6 +104,7 @@ def _read(path: Path) -> Calibration | None:
         return None
 
 
+@lru_cache(maxsize=1)
 def _torch() -> str:
     try:
         return importlib.metadata.version("torch")
