@@ -217,7 +217,7 @@ class Service:
         self._say("Stopped.")
 
     async def _stop_controller(self, database: Database, controller: Controller) -> None:
-        controller.reconciler.draining = True
+        await controller.reconciler.drain()
         if self._ends_jobs:
             await self._pause_jobs(database, controller)
         controller.stop.set()

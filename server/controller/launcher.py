@@ -72,6 +72,8 @@ class Launcher:
         self._settings = settings
         self._leadership = leadership
         self._storekeeper = storekeeper
+        self._claiming = asyncio.Lock()  # held while an attempt is written down
+        self._closed = False
         self.new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32)
 
     async def claim(self, start: Start, report_url: str) -> Launch | None:
@@ -87,7 +89,14 @@ class Launcher:
             await self._fail(start.job_id, prepared)
             return None
         launch = self._launch(prepared, report_url)
-        return launch if await self._write_down(prepared, launch) else None
+        async with self._claiming:
+            return launch if not self._closed and await self._write_down(prepared, launch) else None
+
+    async def close(self) -> None:
+        """Claim nothing any more. Returns when what was being written down is."""
+        self._closed = True
+        async with self._claiming:
+            return
 
     async def launch(self, launch: Launch) -> None:
         """Ask the cluster, and write down what came of it. An answer that got lost is found by looking, not here."""

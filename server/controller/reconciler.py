@@ -77,10 +77,11 @@ class Reconciler:
         self._scrubber = Scrubber(database, settings, self.leadership, open_store)
         self._scrub: asyncio.Task[None] | None = None  # apart from `_busy`: a look never waits for it
         self._plan_maker = PlanMaker(database, settings, self.leadership)  # nor for what this builds
+        self._launcher = Launcher(database, cluster, settings, self.leadership, self._storekeeper)
         self._applier = Applier(
             cluster,
             self.leadership,
-            Launcher(database, cluster, settings, self.leadership, self._storekeeper),
+            self._launcher,
             self._storekeeper,
             policy=self._policy,
             report_url=report_url,
@@ -91,11 +92,16 @@ class Reconciler:
         self._wake = asyncio.Event()
         self._haste = False
         self._unsettled = True  # an attempt may have ended since the last look, or this is the first
-        self.draining = False  # the server is stopping: nothing starts any more
+        self._draining = False  # the server is stopping: nothing starts any more
 
     def wake(self) -> None:
         """Look again at once. Call it from the loop's own thread."""
         self._wake.set()
+
+    async def drain(self) -> None:
+        """Start nothing any more, neither what a look under way has planned. Jobs that did start are live by now."""
+        self._draining = True
+        await self._launcher.close()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look until `stop` is set; no failure of one look ends the loop."""
@@ -132,7 +138,7 @@ class Reconciler:
         if not await self.leadership.acquire():
             self._memory = Memory()
             return False
-        if self._unsettled and not self.draining:
+        if self._unsettled and not self._draining:
             await resume_stopped(self._database, self.leadership)
         snapshot, loaded = await self._look()
         await self._note(snapshot.cluster, loaded)
@@ -141,7 +147,7 @@ class Reconciler:
         if self._unsettled or snapshot.attempts or self._memory.marked or not self._memory.surveyed:
             self._memory.marked = False
             self._begin("store", self._keep_store())
-        if loaded.plans_wanted and not self.draining:
+        if loaded.plans_wanted and not self._draining:
             await self._plan_maker.begin()
         if self._scrubber.is_due and (self._scrub is None or self._scrub.done()):
             self._scrub = asyncio.create_task(self._read_back(), name="scrub")
@@ -166,7 +172,7 @@ class Reconciler:
             cluster=state,
             cluster_error=error,
             policy=self._policy,
-            draining=self.draining,
+            draining=self._draining,
             launching=launching,
             adopted=frozenset(running.adopted),
             absent_since=dict(self._memory.absent_since),

@@ -640,7 +640,7 @@ async def test_a_stopped_server_pauses_its_jobs_and_the_next_one_resumes_exactly
     await world.act(Action.PAUSE, mine)
     waiting = await world.submit("waiting", ranks=4)
     await world.look(2)
-    world.controller.draining = True
+    await world.controller.drain()
     await lifespan.pause_live(world.database, world.controller.leadership)
     assert (await world.until_status(running, Status.PAUSED)).reason == "server_stopped"
     await world.until_status(mine, Status.PAUSED)
@@ -650,6 +650,45 @@ async def test_a_stopped_server_pauses_its_jobs_and_the_next_one_resumes_exactly
     await world.until_status(running, Status.RUNNING)
     assert (await world.job(running)).desired is Desired.RUN
     assert (await world.job(mine)).status is Status.PAUSED
+
+
+async def stopped_during(world: World, part: str) -> tuple[str, list[str]]:
+    """A job whose start stands in that part of the launcher as the server begins to stop; which jobs were told to."""
+    job = await world.submit(steps=400)
+    launcher, reached, going_on = world.controller._launcher, asyncio.Event(), asyncio.Event()
+    method = getattr(launcher, part)
+
+    async def late(*given: Any) -> Any:
+        reached.set()
+        await going_on.wait()
+        return await method(*given)
+
+    setattr(launcher, part, late)
+    look = asyncio.create_task(world.controller.tick())
+    await reached.wait()
+    stopping = asyncio.create_task(world.controller.drain())
+    await asyncio.wait([stopping], timeout=0.1)
+    going_on.set()
+    await stopping
+    told = await lifespan.pause_live(world.database, world.controller.leadership)
+    await look
+    await world.look(5)
+    return job, [each.id for each in told]
+
+
+@in_world()
+async def test_a_start_that_was_planned_as_the_server_stops_is_not_made(world: World) -> None:
+    """Ctrl-C before the attempt is written down: nothing begins to train behind the pause."""
+    job, told = await stopped_during(world, "_prepare")
+    assert told == [] and (await world.job(job)).status is Status.QUEUED
+
+
+@in_world()
+async def test_a_start_that_was_being_made_as_the_server_stops_is_paused_like_the_others(world: World) -> None:
+    """Ctrl-C while the attempt is written down: the server waits until it is, and no longer."""
+    job, told = await stopped_during(world, "_tell_fallback")
+    assert told == [job]
+    assert (await world.until_status(job, Status.PAUSED)).reason == "server_stopped"
 
 
 @in_world()
