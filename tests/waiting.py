@@ -11,6 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 PATIENCE_SECONDS = 240.0  # below the limit of a test in pyproject.toml, so that the wait can say what it waited for
 LOOK_SECONDS = 0.02
+LOOK_SHARE = 4  # as many times as long as a look took is waited for the next: what is waited for needs the core
 
 
 def stretched(seconds: float) -> float:
@@ -22,8 +23,11 @@ def wait_for(
     look: Callable[[], T], what: str = "", story: Callable[[], object] = str, seconds: float = PATIENCE_SECONDS
 ) -> T:
     """The first true value of `look`. When it never comes: an error with the last one and `story`, what there is."""
-    deadline, pause = time.monotonic() + seconds, threading.Event()
+    begun, pause = time.monotonic(), threading.Event()
+    looked = begun
     while not (value := look()):
-        assert time.monotonic() < deadline, f"after {seconds} s still {value!r}: {what or look}\n{story()}"
-        pause.wait(LOOK_SECONDS)
+        now = time.monotonic()
+        assert now < begun + seconds, f"after {seconds} s still {value!r}: {what or look}\n{story()}"
+        pause.wait(max(LOOK_SECONDS, LOOK_SHARE * (now - looked)))
+        looked = time.monotonic()
     return value

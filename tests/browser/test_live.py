@@ -13,6 +13,7 @@ from tests.browser.conftest import Watch, open_page
 from tests.browser.specs import digits
 from tests.ports import quiet_port
 from tests.running_service import Service, start, stop
+from tests.waiting import wait_for
 
 FAKE = {"SHARDYARD_FAKE_CLUSTER": "true", "SHARDYARD_LOST_SECONDS": "1", "SHARDYARD_SHUTDOWN_SECONDS": "1"}
 MANY = 80  # more than a page of the list
@@ -56,10 +57,11 @@ def test_a_long_list_is_read_in_pages_and_drawn_in_part(quiet_page: Page, quiet_
     expect(page.get_by_role("link", name=f"job {MANY - 1:03d}")).to_be_visible()
     assert rows.count() < DRAWN
     oldest = page.get_by_role("link", name="job 000")
-    for _ in range(60):
+
+    def reached() -> bool:
         page.mouse.wheel(0, 1500)
-        rows.last.scroll_into_view_if_needed()
-        if oldest.count():
-            break
+        return oldest.count() > 0
+
+    wait_for(reached, "the oldest job is drawn", page.locator(".jobs-row").all_inner_texts)
     expect(oldest).to_be_visible()
     assert rows.count() < DRAWN

@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
 
 import httpx
@@ -34,6 +35,7 @@ class Served:
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._client: httpx.Client | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -47,9 +49,17 @@ class Served:
 
     @property
     def client(self) -> httpx.Client:
-        port, token = (self.folder / "port").read_text().strip(), (self.folder / "token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        return httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=PATIENCE_SECONDS)
+        """Made once the server has said that it is up; each request has a connection of its own."""
+        if self._client is None:
+            port, token = (self.folder / "port").read_text().strip(), (self.folder / "token").read_text().strip()
+            self._client = httpx.Client(
+                base_url=f"http://127.0.0.1:{port}",
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=PATIENCE_SECONDS,
+                verify=SSLContext(PROTOCOL_TLS_CLIENT),  # the certificates of the world take 50 ms to read
+                limits=httpx.Limits(max_keepalive_connections=0),  # an idle one may be closed as a request goes out
+            )
+        return self._client
 
     def wait_up(self) -> None:
         def up() -> bool:
