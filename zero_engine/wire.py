@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
+from zero_engine.errors import PeerError
+
+_UNHEARD = "; the store where the ranks met is gone too, so that another rank may have failed first"
 FOREVER = timedelta(0)  # torch's word for a wait without a limit of its own
 
 Message = tuple[int, Tensor]  # the other rank of the group, and what goes there or comes from there
@@ -145,6 +149,26 @@ class Bell:
             return str(self._store.get("bell").decode()) if self._store.check(["bell"]) else ""
         except (RuntimeError, AttributeError):
             return None
+
+
+@dataclass(frozen=True)
+class PeersNamed:
+    """Raises PeerError with the reason when a rank is gone."""
+
+    bell: Bell
+
+    def __enter__(self) -> None:
+        """Entered for every message: a class, which takes half as long as a generator."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError):
+            raise PeerError(self._reason(error)) from error
+
+    def _reason(self, error: RuntimeError) -> str:
+        """Who leaves after an error says so first: where nothing was said, the rank whose connection broke has died."""
+        said = self.bell.heard()
+        lost = str(error) if isinstance(error, PeerLost) else f"a rank of the group is gone: {error}"
+        return said or lost + (_UNHEARD if said is None else "")
 
 
 def meeting_place(group: Any) -> Any:
