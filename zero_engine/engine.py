@@ -16,42 +16,36 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import Timer
 from typing import TYPE_CHECKING
-from weakref import finalize
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zero_engine.activations import Activations
 from zero_engine.adamw import Optimizer, learning_rates, shardable
 from zero_engine.agree import Agreement
-from zero_engine.arenas import Arenas
+from zero_engine.assembly import Assembly
 from zero_engine.beginning import begin, place_of
-from zero_engine.blame import bad_gradient, bad_loss
-from zero_engine.buffers import BufferWatch
+from zero_engine.blame import blame
 from zero_engine.clip import clip_factor, norm_of
 from zero_engine.comm import LedgerReport
 from zero_engine.config import ZeroConfig
 from zero_engine.errors import DivergedError, EngineError, NonFiniteError, PeerError, UsageError
 from zero_engine.first_values import Built, FirstValues, Initial
 from zero_engine.flat import layout_of
+from zero_engine.fold import Task
 from zero_engine.group import Membership, comm_between, membership_of, refusals_told, require_equal_settings
-from zero_engine.hooks import ModuleHooks, require_unwatched
+from zero_engine.hooks import require_unwatched
 from zero_engine.last_words import LastWords
 from zero_engine.layout import Layout
 from zero_engine.loss_scale import loss_scale_of
-from zero_engine.mail import FLAGS, Mailbox, Outcome, mark_of, mean_loss
+from zero_engine.mail import FLAGS, Outcome, mark_of, mean_loss
 from zero_engine.memory_meter import meter_of
 from zero_engine.persistent import Persistent
-from zero_engine.pieces import Pieces
-from zero_engine.plan import Blueprint, Plan
-from zero_engine.precision import InputCast
-from zero_engine.stages import STRATEGIES
+from zero_engine.plan import Plan
 from zero_engine.step_result import ACTIVATIONS, StepResult
-from zero_engine.strategy import Setting, Task, Totals
 from zero_engine.supported import require_loss, require_no_gradients, require_open_units, require_supported
-from zero_engine.trace import PhaseClock, write_trace
-from zero_engine.weight_watch import WeightWatch
+from zero_engine.tally import Tally
+from zero_engine.trace import write_trace
 
 if TYPE_CHECKING:  # checkpoint files load xxhash, which a plain training run can do without
     from zero_engine.checkpoint import Place
@@ -85,7 +79,7 @@ class Engine(Persistent):
         self.comm = comm_between(member, self.device, self.config)
         with self.comm.ledger.on("construction"):
             first = begin(self.comm, member, self.layout, model, self.parameters, self.config, self.device, initial)
-            self._build(first)
+            self._assemble(first)
             first.finish()
             self._agreement = Agreement(self.comm, self.device)
         self.comm.ledger.page = "evaluation"
@@ -122,43 +116,16 @@ class Engine(Persistent):
         if config.stage == 3:
             require_open_units(model, self.layout)
 
-    def _build(self, first: FirstValues) -> None:
-        comm, device = self.comm, self.device
-        self._arenas = Arenas(comm, device)
-        blueprint = self._blueprint = Blueprint(
-            self.layout, self.config, self.ranks, comm.name, device.type, len(self.optimizer.moments)
+    def _assemble(self, first: FirstValues) -> None:
+        parts = self._parts = Assembly(
+            self.module, self.parameters, self.layout, self.config, self.optimizer, self.comm, self.device, first
         )
-        sizes = blueprint.sizes(self.rank)
-        scratch = self._arenas.take("other", sizes.scratch)
-        self._mailbox = Mailbox(blueprint, comm, self._arenas)
-        setting = Setting(
-            blueprint, comm, self._arenas, self.optimizer, self.parameters, device, scratch, self._mailbox, first
-        )
-        self._strategy = STRATEGIES[self.config.stage](setting)
-        self.master = self._strategy.make_master()
-        self._synchronizer = self._strategy.make_synchronizer()
-        comm.reserve(self._arenas.take("other", sizes.staging), blueprint.slice)
-        self._clock = PhaseClock()
-        names = [unit.name for unit in self.layout.units[1:]]
-        pieces = Pieces(blueprint, self._arenas)
-        self._hooks = ModuleHooks(
-            self.module, names, self.parameters, self._strategy, self._synchronizer, pieces, self._clock
-        )
-        self._synchronizer.on_shortage(self._hooks.make_room)
-        self._trainable = [entry.spec.trainable for entry in self.layout.canonical_entries]
-        units = [self.module.get_submodule(name) for name in names]
-        self._activations = Activations(units, self.config.activation_checkpointing)
-        self._cast = InputCast(self.module, getattr(torch, self.config.compute_dtype))
-        self._buffers = BufferWatch(self.module, self.config.buffers == "local" or self.ranks == 1)
-        self._unhook = finalize(self, _call_all, self._hooks.remove, self._activations.remove, self._cast.remove)
-        self._unhook.atexit = False  # once: by close, or when nobody has this engine any more
-        ordered = [entry.spec.name for entry in self.layout.canonical_entries]
-        self._weights_watch = WeightWatch(self.module, self.parameters, ordered)
+        self.master, self._strategy, self._weights_watch = parts.master, parts.strategy, parts.weights
 
     @property
     def plan(self) -> Plan:
         """Predicted memory and traffic of every rank."""
-        return self._blueprint.plan()
+        return self._parts.blueprint.plan()
 
     def micro_batches(self) -> Iterator[int]:
         """This rank's micro-batch numbers of the next step, in order; each needs its backward before the next.
@@ -172,25 +139,26 @@ class Engine(Persistent):
         self._weights_watch.check()
         with torch._C.DisableTorchFunctionSubclass():  # released parameters would look up what may be asked of them
             trained = [parameter.requires_grad for parameter in self.parameters]
-        if trained != self._trainable:
+        if trained != self._parts.trainable:
             self._refit(trained)
         self.comm.ledger.clear()
         self.comm.ledger.page = "step"
-        self._losses, self._weights = dict[int, Tensor](), dict[int, float]()
+        self._tally = Tally()
         if self._watches_next:
             self._watches_next = False
-            self._clock.watch(meter_of(self.device))
-        self._tasks = self._tasks_of_step()
+            self._parts.clock.watch(meter_of(self.device))
+        self._tasks = self._parts.blueprint.schedule.tasks(self.rank)
+        parts = self._parts
         for task in self._tasks:
             self._task = task
-            self._synchronizer.begin(task)
-            self._hooks.begin()
+            parts.synchronizer.begin(task)
+            parts.hooks.begin()
             self._seed(task.index)
-            self._buffers.remember()
-            self._clock.enter("forward")
+            parts.buffers.remember()
+            parts.clock.enter("forward")
             with self._watched():
                 yield task.index
-            self._clock.leave()
+            parts.clock.leave()
             if self._task is not None:
                 raise UsageError(f"micro-batch {task.index} got no backward: call engine.backward(loss) for it")
 
@@ -213,13 +181,13 @@ class Engine(Persistent):
             self.comm.close(self._broken)
             raise
         except GeneratorExit:
-            reason = self._hooks.failure or "it left the loop over its micro-batches"
+            reason = self._parts.hooks.failure or "it left the loop over its micro-batches"
             self._farewell = Timer(FAREWELL_SECONDS, self.comm.close, [reason])  # unless close() gives a better one
             self._farewell.daemon = True
             self._farewell.start()
             raise
         except BaseException as error:
-            self._broken = self._hooks.failure or f"{type(error).__name__}: {error}"
+            self._broken = self._parts.hooks.failure or f"{type(error).__name__}: {error}"
             self.comm.close(self._broken)
             raise
 
@@ -239,18 +207,12 @@ class Engine(Persistent):
         from zero_engine.refit import lay_down, take_up
 
         with self.comm.ledger.on("construction"):
-            self._unhook()  # the module is as it was
+            self._parts.take_down()  # the module is as it was
             lay_down(self.layout, self.parameters, kept)
             self.layout = layout_of(self.module, self.config.units, self.optimizer)
-            self._build(Built(self.parameters))
+            self._assemble(Built(self.parameters))
             take_up(self.layout, self.master, kept)
         self._forget_subject()
-
-    def _tasks_of_step(self) -> Iterator[Task]:
-        for round in self._blueprint.schedule.rounds:
-            work = round.work[self.rank]
-            for place, index in enumerate(work):
-                yield Task(index, round, place == 0, place + 1 == len(work), round.sends(self.rank))
 
     def _seed(self, index: int) -> None:
         seed = (self.config.seed * 1_000_003 + self.completed_steps) * 1_000_003 + index
@@ -274,30 +236,21 @@ class Engine(Persistent):
         self._require_working()
         try:
             require_loss(loss, weight)
-            self._buffers.check()
+            self._parts.buffers.check()
         except EngineError as error:
-            self._hooks.failure = f"{type(error).__name__}: {error}"  # what others hear if this rank leaves the loop
+            words = f"{type(error).__name__}: {error}"
+            self._parts.hooks.failure = words  # what others hear if this rank leaves the loop
             raise
-        self._record(task, loss.detach(), last, weight)
+        self._tally.record(task, loss.detach(), last, weight)
         scaled = loss if self.loss_scale.scale == 1 else loss * self.loss_scale.scale
         with self._watched():
-            with self._clock.phase("backward"), nullcontext() if last else self._synchronizer.no_sync():
-                self._hooks.run_backward(scaled, last, retain_graph)
+            with self._parts.clock.phase("backward"), nullcontext() if last else self._parts.synchronizer.no_sync():
+                self._parts.hooks.run_backward(scaled, last, retain_graph)
             if last:
-                with self._clock.phase("reduce"):
-                    self._synchronizer.sync_gradients()
+                with self._parts.clock.phase("reduce"):
+                    self._parts.synchronizer.sync_gradients()
         if last:
             self._task = None
-
-    def _record(self, task: Task, loss: Tensor, last: bool, weight: float | None) -> None:
-        if task.counts:
-            index, known = task.index, self._losses.get(task.index)
-            value = loss.reshape(()).double()
-            self._losses[index] = value if known is None else known + value
-            if weight is not None:
-                self._weights[index] = self._weights.get(index, 0.0) + float(weight)
-            elif last:
-                self._weights.setdefault(index, 1.0)
 
     def step(self, lr: float | Sequence[float] | None = None, flag: int = 0) -> StepResult:
         """Update the weights from all micro-batches of the step; a collective call.
@@ -320,11 +273,11 @@ class Engine(Persistent):
         return result
 
     def _step(self, lrs: list[float], flag: int) -> StepResult:
-        with self._clock.phase("reduce"):
-            touched = self._synchronizer.finish()
-            totals = self._strategy.reduce_grads()
-            losses = {index: float(loss) for index, loss in self._losses.items()}
-            outcome = self._mailbox.exchange(losses, self._weights, flag, touched, mark_of(lrs))
+        clock, strategy = self._parts.clock, self._parts.strategy
+        with clock.phase("reduce"):
+            touched = self._parts.synchronizer.finish()
+            totals = strategy.reduce_grads()
+            outcome = self._parts.mailbox.exchange(self._tally, flag, touched, mark_of(lrs))
         if len(set(outcome.marks)) > 1:
             with self.comm.ledger.on("evaluation"):
                 unlike = self._agreement.difference(lrs, repr(lrs), "learning rates")
@@ -333,38 +286,30 @@ class Engine(Persistent):
         norm = norm_of(outcome.block_sums, self.config.clip_norm) / (weight * self.loss_scale.scale or math.nan)
         finite = math.isfinite(norm) and all(map(math.isfinite, outcome.losses))
         if finite:
-            with self._clock.phase("update"):
+            with clock.phase("update"):
                 for saver in self._savers:
                     saver.hold()
                 factor = clip_factor(norm, self.config.gradient_clipping)
                 scale = factor / (weight * self.loss_scale.scale)
-                self.master.update(totals, scale, lrs, outcome.touched, self._strategy.unit_updated)
+                self.master.update(totals, scale, lrs, outcome.touched, strategy.unit_updated)
             problem = ""
         else:
             self.master.skip()
-            problem = self._blame(outcome, totals)
-        with self._clock.phase("gather"):
-            self._strategy.gather_weights()
-            self._strategy.post_step()
-        return self._finish(outcome, norm, problem)
-
-    def _blame(self, outcome: Outcome, totals: Totals) -> str:
-        """What was not finite, the same words on every rank: the ranks tell each other what they see in their parts."""
-        found = bad_loss(outcome)
-        if not found:
-            own = bad_gradient(self.layout, self.master.pieces, totals)
             with self.comm.ledger.on("evaluation"):
-                said = self._agreement.tell(own, "what is not finite")
-            found = next((words for words in said if words), "the gradient norm is not finite")
-        return f"step {self.completed_steps + 1}: {found}"
+                found = blame(outcome, self.layout, self.master.pieces, totals, self._agreement)
+            problem = f"step {self.completed_steps + 1}: {found}"
+        with clock.phase("gather"):
+            strategy.gather_weights()
+            strategy.post_step()
+        return self._finish(outcome, norm, problem)
 
     def _finish(self, outcome: Outcome, norm: float, problem: str) -> StepResult:
         self.completed_steps += 1
         self._tasks = None
         self._last_ledger = self.comm.ledger.report()
-        seconds = self._clock.take()
+        seconds = self._parts.clock.take()
         if self._trace is not None and self.completed_steps >= self._trace[1]:
-            write_trace(self._trace[0], self.rank, self._clock.recorded(), self.comm.ledger.recorded())
+            write_trace(self._trace[0], self.rank, self._parts.clock.recorded(), self.comm.ledger.recorded())
             self._trace = None
         self.comm.ledger.page = "evaluation"
         owned = self.memory()
@@ -377,7 +322,7 @@ class Engine(Persistent):
             dict(self._last_ledger.bytes),
             problem,
             sum(self._last_ledger.hidden.values()),
-            {phase: {**owned, ACTIVATIONS: count} for phase, count in self._clock.watched().items()},
+            {phase: {**owned, ACTIVATIONS: count} for phase, count in self._parts.clock.watched().items()},
         )
 
     @classmethod
@@ -401,7 +346,7 @@ class Engine(Persistent):
     def trace(self, path: str | os.PathLike[str], steps: int = 3) -> None:
         """Write the next `steps` steps as a Chrome trace; "{rank}" in the path becomes this rank's number."""
         self._trace = (path, self.completed_steps + steps)
-        self._clock.record()
+        self._parts.clock.record()
         self.comm.ledger.record()
 
     def watch_memory(self) -> None:
@@ -432,7 +377,7 @@ class Engine(Persistent):
 
     def memory(self) -> dict[str, int]:
         """Bytes the engine owns on this rank, by category; equals `engine.plan.memory[rank]`."""
-        return self._arenas.memory()
+        return self._parts.arenas.memory()
 
     def ledger(self, page: str = "step") -> LedgerReport:
         """This rank's last step by "collective/purpose", or all of "construction", "evaluation", "load" or "save"."""
@@ -448,13 +393,8 @@ class Engine(Persistent):
             self._farewell.cancel()
         for saver in self._savers:
             saver.close(abandon=error is not None)
-        self._unhook()
-        self._clock.watched()
-        if error is not None and self._hooks.failure.startswith(error):
-            error = self._hooks.failure  # the same, with the module's name
+        self._parts.take_down()
+        self._parts.clock.watched()
+        if error is not None and self._parts.hooks.failure.startswith(error):
+            error = self._parts.hooks.failure  # the same, with the module's name
         self.comm.close(error)
-
-
-def _call_all(*calls: Callable[[], None]) -> None:
-    for call in calls:
-        call()

@@ -12,6 +12,7 @@ owners fold both levels. With V = 8, C = 2, N = 3:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,6 +38,17 @@ class Round:
     def sends(self, rank: int) -> bool:
         """Whether `rank` made a piece in this round (an idle rank repeats a micro-batch; that piece is skipped)."""
         return any(fold.source == rank for fold in self.folds)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One micro-batch of one rank."""
+
+    index: int
+    round: Round
+    opens: bool  # first of this rank's work in the round
+    closes: bool  # last of it: its pieces may travel
+    counts: bool  # False for a repeat, whose piece is skipped
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,13 @@ class Schedule:
     def work(self, rank: int) -> tuple[int, ...]:
         """Every micro-batch `rank` runs in a step, repeats included, in order."""
         return tuple(index for round in self.rounds for index in round.work[rank])
+
+    def tasks(self, rank: int) -> Iterator[Task]:
+        """The same, each with its place in its round."""
+        for round in self.rounds:
+            work = round.work[rank]
+            for place, index in enumerate(work):
+                yield Task(index, round, place == 0, place + 1 == len(work), round.sends(rank))
 
     @cached_property
     def idle_share(self) -> float:

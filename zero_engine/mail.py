@@ -18,6 +18,7 @@ from zero_engine.arenas import Arenas
 from zero_engine.comm import Comm, Gather
 from zero_engine.layout import Range
 from zero_engine.plan import Blueprint
+from zero_engine.tally import Tally
 
 _WORD_BYTES = 8
 _WORD = (1 << 64) - 1  # a word without its sign
@@ -61,14 +62,10 @@ class Mailbox:
         """A step begins: block sums may be written."""
         self._comm.reclaim(self._own)
 
-    def exchange(
-        self, losses: dict[int, float], weights: dict[int, float], flag: int, touched: int, mark: int
-    ) -> Outcome:
-        """Send and read. `losses` and `weights` by micro-batch; this rank's `block_sums` are written beforehand.
-        `flag`: 0 to 2^32 - 1; `mark`: 0 to 2^31 - 1.
-        """
+    def exchange(self, tally: Tally, flag: int, touched: int, mark: int) -> Outcome:
+        """Send and read; this rank's `block_sums` stand written. `flag`: 0 to 2^32 - 1; `mark`: 0 to 2^31 - 1."""
         every = range(self._table.shape[1])
-        table = [[numbers.get(index, 0.0) for index in every] for numbers in (losses, weights)]
+        table = [[numbers.get(index, 0.0) for index in every] for numbers in (tally.losses(), tally.weights)]
         self._flag.fill_(mark * FLAGS + flag)
         self._table.copy_(torch.tensor(table, dtype=torch.float64))
         if size := len(self._touched):

@@ -17,10 +17,11 @@ from zero_engine.comm import Comm
 from zero_engine.config import ZeroConfig
 from zero_engine.digest import counts_part, hex_of, run_part
 from zero_engine.errors import ConfigError, UsageError
+from zero_engine.fold import Task
 from zero_engine.layout import Layout
 from zero_engine.loss_scale import LossScale
 from zero_engine.master import Master
-from zero_engine.strategy import ShardingStrategy, Task
+from zero_engine.strategy import ShardingStrategy
 from zero_engine.weight_watch import WeightWatch
 
 if TYPE_CHECKING:  # checkpoint files load xxhash, which a plain training run can do without

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from zero_engine.buckets import Bucket
 from zero_engine.comm import Buffer
+from zero_engine.fold import Task
 from zero_engine.reduce import ShardSums, reducer_of
 from zero_engine.slices import BucketViews
 from zero_engine.stage1 import ShardedStates
-from zero_engine.strategy import AtRest, GradientSynchronizer, Setting, Task, came_late
+from zero_engine.strategy import AtRest, GradientSynchronizer, Setting, came_late
 from zero_engine.windows import slot_of
 
 

@@ -19,12 +19,12 @@ import torch
 from zero_engine.comm import Arrival, Buffer, Gather
 from zero_engine.errors import UsageError
 from zero_engine.flat import Storage, compute_dtype, write_values
+from zero_engine.fold import Task
 from zero_engine.layout import Piece, Range
 from zero_engine.master import Master
 from zero_engine.released import release, restore
 from zero_engine.stage2 import ShardedGradients
 from zero_engine.standing import Standing
-from zero_engine.strategy import Task
 from zero_engine.windows import Foresight, SlotTable, slot_of
 
 

@@ -21,7 +21,7 @@ from zero_engine.comm import Comm
 from zero_engine.copies import copies_of
 from zero_engine.errors import UsageError
 from zero_engine.first_values import FirstValues
-from zero_engine.fold import Round
+from zero_engine.fold import Task
 from zero_engine.layout import Piece, Range
 from zero_engine.mail import Mailbox
 from zero_engine.master import Master
@@ -71,17 +71,6 @@ class Setting:
     def name_of(self, ordinal: int) -> str:
         """A parameter's name, by its number."""
         return self.blueprint.layout.canonical_entries[ordinal].spec.name
-
-
-@dataclass(frozen=True)
-class Task:
-    """The micro-batch that is running."""
-
-    index: int
-    round: Round
-    opens: bool  # first of this rank's work in the round
-    closes: bool  # last of it: its pieces may travel
-    counts: bool  # False for a repeat, whose piece is skipped
 
 
 class ShardingStrategy(Protocol):
