@@ -38,6 +38,7 @@ log = logging.getLogger("shardyard.serve")
 
 CLOSE_SECONDS = 3  # for open connections, after the jobs have paused
 FAKE_MOVE_SECONDS = 0.05
+FAKE_REPORT_EVERY = 5  # moves: real ranks do not report every step either
 
 
 def serve(settings: Settings, only: Half | None = None, say: Callable[[str], None] = print) -> None:
@@ -192,7 +193,8 @@ class Service:
         return driver
 
     def _fake_cluster(self) -> FakeCluster:
-        cluster = FakeCluster((cpu_node("fake", self._settings.cpu_slots_per_node),), send_over_http)
+        nodes = (cpu_node("fake", self._settings.cpu_slots_per_node),)
+        cluster = FakeCluster(nodes, send_over_http, report_every=FAKE_REPORT_EVERY)
 
         def move() -> None:
             while not self._fake_moves.wait(FAKE_MOVE_SECONDS):

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 PATIENCE_SECONDS = 240.0  # below the limit of a test in pyproject.toml, so that the wait can say what it waited for
 LOOK_SECONDS = 0.02
-LOOK_SHARE = 4  # as many times as long as a look took is waited for the next: what is waited for needs the core
+LOOK_SHARE = 9  # as many times as long as a look took is waited for the next: what is waited for needs the core
 
 
 def stretched(seconds: float) -> float:

@@ -47,11 +47,13 @@ class FakeCluster:
     send: Send
     open_store: Callable[[str], Store] = LocalStore
     clock: Callable[[], datetime] = utc_now
+    report_every: int = 1  # moves
     faults: list[Fault] = field(default_factory=list)  # taken by the next launch
     down: bool = False  # nothing answers
     lose_next_answer: bool = False  # the next launch happens and its answer does not arrive
     refuse_next: Exception | None = None  # the next launch raises this, and nothing is started
     num_launches: int = 0
+    num_moves: int = 0
     _living: dict[AttemptId, Living] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _pids: itertools.count[int] = field(default_factory=lambda: itertools.count(10_000))
@@ -103,11 +105,13 @@ class FakeCluster:
         """Nothing is held."""
 
     def advance(self) -> None:
-        """One move of every rank, then one try to send what each has to say."""
+        """One move of every rank, then, when it is time, one try to send what each has to say."""
         with self._lock:
             for living in self._living.values():
                 living.gang.advance()
-            ranks = [(living, rank) for living in self._living.values() for rank in living.gang.ranks]
+            self.num_moves += 1
+            talking = self._living.values() if self.num_moves % self.report_every == 0 else ()
+            ranks = [(living, rank) for living in talking for rank in living.gang.ranks]
         for living, rank in ranks:
             self._report(living, rank)
 

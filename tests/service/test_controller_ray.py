@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.gated import STANDS_AFTER, STEPS, Gate, told_to_stop
+from tests.gated import STANDS_AFTER, STEPS, Gate
 from tests.service.served import Served, begin
 from tests.waiting import wait_for
 from workers.process_table import ProcessId, identify
@@ -60,22 +60,6 @@ def home(ray_folder: Path) -> Iterator[Home]:
     built = Home(ray_folder)
     yield built
     built.served.kill()
-
-
-def test_cancelled_and_resumed_on_one_rank_at_stage_3_it_ends_in_the_same_bits(home: Home) -> None:
-    """Two ranks at stage 2 up to the cancel, one rank at stage 3 from there."""
-    expected = home.uninterrupted()
-    job, gate = home.submit("moved")
-    home.served.wait_step(job, MEDDLE_AT)
-    home.served.client.post(f"/v1/jobs/{job}/cancel")
-    attempt = home.attempt(job)["id"]
-    wait_for(lambda: told_to_stop(home.folder, attempt), "the ranks were told", lambda: home.served.story(job))
-    gate.open()
-    cancelled = home.served.wait_status(job, "cancelled")
-    assert MEDDLE_AT <= cancelled["step"] < STEPS
-    answer = home.served.client.post(f"/v1/jobs/{job}/resume", json={"ranks": 1, "zero": {"stage": 3}})
-    assert answer.status_code == 200, answer.text
-    assert home.digest(job) == expected
 
 
 def test_a_killed_rank_is_retried_from_the_last_checkpoint_to_the_same_bits(home: Home) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gated import STANDS_AFTER, Gate, told_to_stop
+from tests.gated import STANDS_AFTER, STEPS, Gate, told_to_stop
 from tests.running_service import RUN_SECONDS, SHARDYARD, Service, processes_naming
 from tests.smoke.specs import digits_spec
 from tests.waiting import PATIENCE_SECONDS, wait_for
@@ -83,7 +83,8 @@ def test_cancelled_and_resumed_on_one_rank_at_stage_3_it_ends_with_the_same_bits
     job_id = broken.job_id
     service.client.post(f"/v1/jobs/{job_id}/cancel")
     broken.stop()
-    service.wait(job_id, lambda job: job["status"] == "cancelled")
+    cancelled = service.wait(job_id, lambda job: job["status"] == "cancelled")
+    assert STANDS_AFTER - 2 <= cancelled["step"] < STEPS
     assert service.run("resume", job_id, "--ranks", "1", "--stage", "3").returncode == 0
     resumed = service.wait(job_id, lambda job: job["status"] == "succeeded")
     assert resumed["attempt"] == 2 and resumed["digest"] == whole
