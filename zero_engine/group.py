@@ -12,14 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zero_engine import comm_shm
 from zero_engine.adamw import Optimizer
 from zero_engine.comm import Comm, Gather, reason_of
 from zero_engine.comm_group import GroupComm
+from zero_engine.comm_shm import connect
 from zero_engine.config import ZeroConfig
 from zero_engine.errors import ConfigError, DivergedError, EngineError, PeerError, UsageError
 from zero_engine.gloo_wire import GlooWire
 from zero_engine.layout import Layout, Range
+from zero_engine.sockets import place
 from zero_engine.wire import Bell, NcclWire, NoWire, meeting_place
 
 UNLIKE_WEIGHTS = "before the first step; seed all ranks alike before building the model, or use broadcast=True"
@@ -114,7 +115,7 @@ def comm_between(member: Membership, device: torch.device, config: ZeroConfig) -
         if config.transport == "shared" and member.ranks > 1:
             raise ConfigError(f"transport 'shared' needs CPU ranks, this one is on {device}; use 'auto'")
         return _messages(member, device)
-    shared = comm_shm.connect(member.group, member.rank, member.ranks)
+    shared = connect(member.group, member.rank, member.ranks)
     if shared is None and config.transport == "shared":
         raise ConfigError("transport 'shared' needs all ranks on one machine and of one user; use 'auto'")
     return shared or _messages(member, device)
@@ -129,7 +130,7 @@ def _messages(member: Membership, device: torch.device) -> GroupComm:
     if device.type != "cpu":
         return GroupComm(NcclWire(group, member.ranks), member.rank, member.ranks, device, Bell(store))
     places: list[Any] = [None] * member.ranks
-    dist.all_gather_object(places, comm_shm.place(), group=group)
+    dist.all_gather_object(places, place(), group=group)
     interface = "lo" if len(set(places)) == 1 else None
     wire = GlooWire(store, member.rank, member.ranks, interface)
     return GroupComm(wire, member.rank, member.ranks, device, Bell(store))
@@ -137,7 +138,7 @@ def _messages(member: Membership, device: torch.device) -> GroupComm:
 
 def node_mark() -> int:
     """A number that the ranks of one machine have in common."""
-    return int(hashlib.sha256(repr(comm_shm.place()).encode()).hexdigest()[:12], 16)
+    return int(hashlib.sha256(repr(place()).encode()).hexdigest()[:12], 16)
 
 
 def builds_here(group: dist.ProcessGroup | None = None) -> bool:
