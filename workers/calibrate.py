@@ -29,8 +29,8 @@ from torch import Tensor
 
 from workers.calibrations import Machine, calibration_file, machine_of, this_machine
 from workers.step_time import ACTIVATION_PASSES, Calibration, Device
+from zero_engine.blueprint import STRIDE
 from zero_engine.clip import block_sums
-from zero_engine.plan import STRIDE
 
 SECONDS = 1.5  # for each rate
 PRODUCT = {"cpu": (512, 512, 2048), "cuda": (8192, 8192, 8192)}  # tokens, width, and what a layer widens it to

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from zero_engine.blueprint import CATEGORIES
 from zero_engine.comm import Buffer, Comm
 from zero_engine.pages import host_memory
-from zero_engine.plan import CATEGORIES
 
 
 class Arenas:

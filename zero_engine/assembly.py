@@ -14,6 +14,7 @@ from torch import nn
 from zero_engine.activations import Activations
 from zero_engine.adamw import Optimizer
 from zero_engine.arenas import Arenas
+from zero_engine.blueprint import Blueprint
 from zero_engine.buffers import BufferWatch
 from zero_engine.comm import Comm
 from zero_engine.config import ZeroConfig
@@ -22,7 +23,6 @@ from zero_engine.hooks import ModuleHooks
 from zero_engine.layout import Layout
 from zero_engine.mail import Mailbox
 from zero_engine.pieces import Pieces
-from zero_engine.plan import Blueprint
 from zero_engine.precision import InputCast
 from zero_engine.stages import STRATEGIES
 from zero_engine.strategy import Setting

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from zero_engine.blueprint import Blueprint
 from zero_engine.errors import UsageError
 from zero_engine.fold import Round, Task
-from zero_engine.plan import Blueprint
 from zero_engine.reduce import Reducer
 from zero_engine.slices import BucketViews
 from zero_engine.strategy import AtRest, Setting, came_late

@@ -41,7 +41,7 @@ from zero_engine.loss_scale import loss_scale_of
 from zero_engine.mail import FLAGS, Outcome, mark_of, mean_loss
 from zero_engine.memory_meter import meter_of
 from zero_engine.persistent import Persistent
-from zero_engine.plan import Plan
+from zero_engine.plan import Plan, plan_from
 from zero_engine.step_result import ACTIVATIONS, StepResult
 from zero_engine.supported import require_loss, require_no_gradients, require_open_units, require_supported
 from zero_engine.tally import Tally
@@ -125,7 +125,7 @@ class Engine(Persistent):
     @property
     def plan(self) -> Plan:
         """Predicted memory and traffic of every rank."""
-        return self._parts.blueprint.plan()
+        return plan_from(self._parts.blueprint)
 
     def micro_batches(self) -> Iterator[int]:
         """This rank's micro-batch numbers of the next step, in order; each needs its backward before the next.

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from zero_engine import released
 from zero_engine.adamw import Optimizer
+from zero_engine.blueprint import Blueprint
 from zero_engine.errors import ModelError
 from zero_engine.layout import ITEM_BYTES, Entry, Layout, ParameterSpec, Piece, Range
-from zero_engine.plan import Blueprint
 from zero_engine.units import find_units
 
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

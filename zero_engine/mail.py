@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from zero_engine.arenas import Arenas
+from zero_engine.blueprint import Blueprint
 from zero_engine.comm import Comm, Gather
 from zero_engine.layout import Range
-from zero_engine.plan import Blueprint
 from zero_engine.tally import Tally
 
 _WORD_BYTES = 8

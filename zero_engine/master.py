@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from zero_engine.adamw import Optimizer
+from zero_engine.blueprint import Blueprint
 from zero_engine.flat import write_values
 from zero_engine.layout import Entry, Piece, Range
-from zero_engine.plan import Blueprint
 from zero_engine.states import StateHome
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from zero_engine.arenas import Arenas
-from zero_engine.plan import Blueprint
+from zero_engine.blueprint import Blueprint
 from zero_engine.slices import BucketViews
 
 

@@ -10,12 +10,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from zero_engine.blueprint import Blueprint
 from zero_engine.buckets import Bucket, Segment
 from zero_engine.clip import block_sums
 from zero_engine.comm import Buffer, Comm, Exchange, Gather
 from zero_engine.fold import Fold, Round
 from zero_engine.layout import Piece, Range
-from zero_engine.plan import Blueprint
 from zero_engine.states import StateHome
 from zero_engine.strategy import Setting
 

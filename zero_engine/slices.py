@@ -7,9 +7,9 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from zero_engine.blueprint import Blueprint
 from zero_engine.buckets import Bucket
 from zero_engine.flat import gaps_of
-from zero_engine.plan import Blueprint
 
 
 class BucketViews:

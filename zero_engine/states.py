@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from zero_engine.arenas import Arenas
+from zero_engine.blueprint import RETURN_SLOTS
 from zero_engine.copies import Copies, Ticket
 from zero_engine.layout import Piece, Range
-from zero_engine.plan import RETURN_SLOTS
 
 SumsOf = Callable[[Piece, Range], Tensor]  # a piece and elements from its start -> 1-D fp32 unscaled sums
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from zero_engine.adamw import Optimizer
 from zero_engine.arenas import Arenas
+from zero_engine.blueprint import Blueprint, Sizes
 from zero_engine.comm import Comm
 from zero_engine.copies import copies_of
 from zero_engine.errors import UsageError
@@ -25,7 +26,6 @@ from zero_engine.fold import Task
 from zero_engine.layout import Piece, Range
 from zero_engine.mail import Mailbox
 from zero_engine.master import Master
-from zero_engine.plan import Blueprint, Sizes
 from zero_engine.states import OnDevice, OnHost, OverBus, StateHome
 
 Totals = Callable[[Piece, Range], Tensor]  # a piece and elements from its start -> 1-D fp32 unscaled sums

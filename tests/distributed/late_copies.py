@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import zero_engine.strategy
-from zero_engine import plan
+from zero_engine import blueprint
 
 STRIDE = 512  # elements: several to a unit
 
@@ -68,7 +68,7 @@ def over_a_bus(chance: float, seed: int = 0) -> Iterator[list[LateCopies]]:
 
     with (
         patch.object(zero_engine.strategy, "copies_of", late),
-        patch.dict(plan.BUS, {"cpu": True}),
-        patch.dict(plan.STRIDE, {"cpu": STRIDE}),
+        patch.dict(blueprint.BUS, {"cpu": True}),
+        patch.dict(blueprint.STRIDE, {"cpu": STRIDE}),
     ):
         yield made
