@@ -1,4 +1,4 @@
-"""`Cluster` on Ray. The only file of the server that imports ray; it runs in the driver process (`ray_driver.py`).
+"""`Cluster` on Ray; it runs in the driver process (`ray_driver.py`). `ray_agents.py` keeps an agent on every node.
 
 Everything is found by name, so nothing has to be remembered:
     placement group   attempt:<job>:<attempt>:<fence>:<ranks>:<namespace>     detached, one bundle per rank
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,15 +19,25 @@ from typing import Any, ParamSpec, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util import list_named_actors, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from server.controller.cluster import ClusterState, ClusterUnavailable, Launch, LaunchFailed, NoCapacity
+from server.controller.ray_agents import RayAgents
+from server.controller.ray_calls import (
+    ANSWER_SECONDS,
+    PLACE_SECONDS,
+    START_SECONDS,
+    actor_named,
+    answers_of,
+    living_nodes,
+    require,
+    wait_until,
+)
 from server.controller.ray_placement import (
     Placed,
-    agent_name,
     free_slots,
     group_name,
     placed_of,
@@ -37,27 +46,13 @@ from server.controller.ray_placement import (
 )
 from server.controller.ray_target import RayOptions, RayTarget
 from server.controller.ray_view import attempts_of, node_of
-from workers.agent import AgentPlan, NodeAgent
 from workers.contract import AttemptId
 from workers.rank_actor import ActorPlan, RankActor
 
-ANSWER_SECONDS = 3.0  # an actor that does not answer in time is taken as it was last seen
-PLACE_SECONDS = 10.0
-START_SECONDS = 120.0  # from the placement to a running process on every rank, a cold zygote included
 RELEASE_SECONDS = 15.0
-HUNG_SECONDS = 20.0  # an agent that answers nothing for so long is killed; its attempts live on
-POLL_SECONDS = 0.02
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass
-class _Agent:
-    """An agent that answered, and what it said last."""
-
-    handle: Any
-    facts: dict[str, Any]
 
 
 @dataclass
@@ -96,33 +91,30 @@ class RayCluster:
             logging_level=logging.ERROR,
             **loopback,
         )
-        self.agents: dict[str, _Agent] = {}  # by node id
-        self.silent: dict[str, float] = {}  # by node id: when its agent was first asked in vain
         self.seen: dict[str, _Seen] = {}  # by actor name
         self.launching: set[AttemptId] = set()
-        self.lock = threading.RLock()
         self._actor_class: Any = ray.remote(RankActor)
-        self._agent_class: Any = ray.remote(NodeAgent)
-        self._ensure_agents()
+        self._agents = RayAgents(target, options)
+        self._agents.ensure()
 
     # ---- looking -----------------------------------------------------------------------------------------------
 
     @reachable
     def observe(self) -> ClusterState:
         launching = set(self.launching)  # before the look: one that lands meanwhile may still look half launched
-        self._ensure_agents()
+        self._agents.ensure()
         placed, reports = _placed(), _free_resources()  # of all: what others hold is not free
         free = {kind: free_slots(kind, placed, reports) for kind in ("CPU", "GPU")}
         lost = self._lost_ranks()
         states = self._states(name for name in self._names() if name.startswith("rank:"))
-        agents = {node: agent.facts for node, agent in self.agents.items()}
-        nodes = tuple(node_of(facts, agents.get(node, {}), free) for node, facts in sorted(_living_nodes().items()))
+        said = self._agents.facts
+        nodes = tuple(node_of(facts, said.get(node, {}), free) for node, facts in sorted(living_nodes().items()))
         return ClusterState(nodes, tuple(attempts_of(self._ours(placed), states, lost, launching | self.launching)))
 
     def _states(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """What each living rank actor says now; one that does not answer in time is taken as last seen, grown older."""
         asked = {name: handle.state.remote() for name in names if (handle := self._actor(name)) is not None}
-        answers = _answers(asked, ANSWER_SECONDS)
+        answers = answers_of(asked, ANSWER_SECONDS)
         states: dict[str, dict[str, Any]] = {}
         for name, answer in answers.items():
             if isinstance(answer, dict):
@@ -137,9 +129,8 @@ class RayCluster:
 
     def _lost_ranks(self) -> dict[str, dict[str, Any]]:
         """What the agents say of ranks whose actor is dead, by the actor's name."""
-        asked = {node_id: agent.handle.lost_ranks.remote() for node_id, agent in self.agents.items()}
         lost: dict[str, dict[str, Any]] = {}
-        for node_id, answer in _answers(asked, ANSWER_SECONDS).items():
+        for node_id, answer in answers_of(self._agents.ask("lost_ranks"), ANSWER_SECONDS).items():
             for said in answer if isinstance(answer, list) else []:
                 lost[rank_name(said["attempt_id"], said["rank"])] = {**said, "node_id": node_id}
         return lost
@@ -160,8 +151,7 @@ class RayCluster:
             raise
         finally:
             self.launching.discard(launch.attempt_id)
-        for agent in self.agents.values():
-            agent.handle.warm.remote()
+        self._agents.ask("warm")
 
     def _stands(self, launch: Launch) -> bool:
         """Whether all ranks of this attempt have been started already, this fence and no other."""
@@ -187,7 +177,7 @@ class RayCluster:
             raise NoCapacity(f"Ray did not place {ranks} bundles of one {kind} within {PLACE_SECONDS:.0f} s")
         nodes = _bundle_nodes(group)
         bundles = sorted(range(ranks), key=lambda index: (nodes[index], index))  # ranks of one node stand together
-        zygotes = self._zygotes(sorted(set(nodes)))
+        zygotes = self._agents.zygotes(sorted(set(nodes)))
         actors = [
             self._make_actor(launch, rank, group, bundle, zygotes[nodes[bundle]]) for rank, bundle in enumerate(bundles)
         ]
@@ -222,7 +212,7 @@ class RayCluster:
     def _check_started(self, launch: Launch, started: dict[int, Any], nodes: Sequence[str]) -> None:
         """Raise LaunchFailed for the first rank that has no process, or whose GPU another rank has too."""
         devices: dict[tuple[str, str], int] = {}
-        for rank, answer in _answers(started, START_SECONDS).items():
+        for rank, answer in answers_of(started, START_SECONDS).items():
             if not isinstance(answer, dict):
                 raise LaunchFailed(f"rank {rank} on node {nodes[rank][:12]} was not started: {answer}")
             self.seen[rank_name(launch.attempt_id, rank)] = _Seen(answer)
@@ -235,24 +225,24 @@ class RayCluster:
         """Where rank 0 listens: loopback when all ranks are on one node."""
         if num_nodes == 1:
             return "127.0.0.1"
-        return str(_living_nodes()[node_id]["NodeManagerAddress"])
+        return str(living_nodes()[node_id]["NodeManagerAddress"])
 
     # ---- steering ----------------------------------------------------------------------------------------------
 
     @reachable
     def adopt(self, attempt_id: AttemptId, report_url: str) -> None:
         asked = {name: actor.adopt.remote(report_url) for name, actor in self._actors_of(attempt_id).items()}
-        asked |= {key: agent.handle.redirect.remote(attempt_id, report_url) for key, agent in self.agents.items()}
-        _answers(asked, ANSWER_SECONDS)
+        asked |= self._agents.ask("redirect", attempt_id, report_url)
+        answers_of(asked, ANSWER_SECONDS)
 
     @reachable
     def request_stop(self, attempt_id: AttemptId) -> None:
-        _require({name: actor.stop.remote() for name, actor in self._actors_of(attempt_id).items()})
+        require({name: actor.stop.remote() for name, actor in self._actors_of(attempt_id).items()})
 
     @reachable
     def kill(self, attempt_id: AttemptId) -> None:
         actors = self._actors_of(attempt_id)
-        answers = _answers({name: actor.kill.remote() for name, actor in actors.items()}, ANSWER_SECONDS)
+        answers = answers_of({name: actor.kill.remote() for name, actor in actors.items()}, ANSWER_SECONDS)
         for name, answer in answers.items():
             if isinstance(answer, GetTimeoutError):  # it does not answer: its own death ends the rank
                 ray.kill(actors[name], no_restart=True)
@@ -263,11 +253,11 @@ class RayCluster:
         asked = {
             int(name.rsplit(":", 1)[1]): actor.stacks.remote() for name, actor in self._actors_of(attempt_id).items()
         }
-        return {rank: text for rank, text in _answers(asked, ANSWER_SECONDS).items() if isinstance(text, str)}
+        return {rank: text for rank, text in answers_of(asked, ANSWER_SECONDS).items() if isinstance(text, str)}
 
     @reachable
     def release(self, attempt_id: AttemptId) -> None:
-        self._ensure_agents()
+        self._agents.ensure()
         self._release(attempt_id)
 
     def _release(self, attempt_id: AttemptId) -> None:
@@ -275,12 +265,12 @@ class RayCluster:
         deadline = time.monotonic() + RELEASE_SECONDS
         for actor in self._actors_of(attempt_id).values():
             ray.kill(actor, no_restart=True)
-        _wait(lambda: not self._names_of(attempt_id), deadline, f"actors of attempt {attempt_id} live on")
-        _require({node: agent.handle.sweep.remote(attempt_id) for node, agent in self.agents.items()})
+        wait_until(lambda: not self._names_of(attempt_id), deadline, f"actors of attempt {attempt_id} live on")
+        require(self._agents.ask("sweep", attempt_id))
         groups = [group for group in self._ours(_placed()) if group.attempt_id == attempt_id]
         for group in groups:
             remove_placement_group(get_placement_group(group.name))
-        _wait(
+        wait_until(
             lambda: (
                 all(group.attempt_id != attempt_id for group in self._ours(_placed()))
                 and not any(reported(group, _free_resources()) for group in groups)
@@ -295,10 +285,7 @@ class RayCluster:
     # ---- names -------------------------------------------------------------------------------------------------
 
     def _actor(self, name: str) -> Any | None:
-        try:
-            return ray.get_actor(name, namespace=self.options.namespace)
-        except ValueError:
-            return None
+        return actor_named(name, self.options.namespace)
 
     def _names(self) -> list[str]:
         """Names of all actors of ours, also of some that are dying."""
@@ -313,82 +300,6 @@ class RayCluster:
 
     def _ours(self, placed: Sequence[Placed]) -> list[Placed]:
         return [group for group in placed if group.namespace == self.options.namespace]
-
-    # ---- nodes -------------------------------------------------------------------------------------------------
-
-    def _ensure_agents(self) -> None:
-        """An agent on every living node. One that is only slow is kept; one that died or hangs is replaced."""
-        with self.lock:
-            nodes = _living_nodes()
-            handles = {node: self._actor(agent_name(node)) for node in nodes}
-            asked = {node: handle.ping.remote() for node, handle in handles.items() if handle is not None}
-            answers = _answers(asked, ANSWER_SECONDS)
-            agents: dict[str, _Agent] = {}
-            for node in nodes:
-                answer = answers.get(node)
-                if isinstance(answer, dict):
-                    agents[node] = _Agent(handles[node], answer)
-                elif isinstance(answer, GetTimeoutError) and not self._hangs(node):
-                    agents |= {node: self.agents[node]} if node in self.agents else {}
-                    continue
-                elif (made := self._replace_agent(node, handles[node])) is not None:
-                    agents[node] = made
-                self.silent.pop(node, None)
-            self.agents = agents
-
-    def _hangs(self, node: str) -> bool:
-        """Whether an agent that did not answer now has not for long: stopped, or stuck where no thread of it runs."""
-        now = time.monotonic()
-        return now - self.silent.setdefault(node, now) > HUNG_SECONDS
-
-    def _replace_agent(self, node: str, old: Any | None) -> _Agent | None:
-        if old is not None:
-            ray.kill(old, no_restart=True)
-        return self._make_agent(node)
-
-    def _make_agent(self, node: str) -> _Agent | None:
-        """A new agent on this node, once the name of a dead one is free; None when it does not answer yet."""
-        facts, options = _living_nodes()[node], self.options
-        raylet = f"{facts['NodeManagerAddress']}:{facts['NodeManagerPort']}"
-        plan = AgentPlan(
-            node, raylet, self.target.scratch, options.entry, options.preload, options.path, options.warm_workers
-        )
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while True:
-            try:
-                kind = self._agent_class.options(
-                    name=agent_name(node),
-                    namespace=self.options.namespace,
-                    lifetime="detached",
-                    max_restarts=0,
-                    max_concurrency=8,
-                    num_cpus=0,
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                )
-                handle = kind.remote(plan)
-                answer = _answers({node: handle.ping.remote()}, PLACE_SECONDS)[node]
-                return _Agent(handle, answer) if isinstance(answer, dict) else None
-            except ValueError:  # the name is still taken
-                if time.monotonic() > deadline:
-                    return None
-                time.sleep(POLL_SECONDS)
-
-    def _zygotes(self, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """What the agents of these nodes say once their zygotes answer. Raises LaunchFailed naming the node."""
-        self._ensure_agents()
-        missing = [node for node in nodes if node not in self.agents]
-        if missing:
-            raise LaunchFailed(f"node {missing[0][:12]} has no agent")
-        answers = _answers({node: self.agents[node].handle.ensure_zygote.remote() for node in nodes}, START_SECONDS)
-        for node, answer in answers.items():
-            if not isinstance(answer, dict):
-                raise LaunchFailed(f"node {node[:12]} has no zygote: {answer}")
-        return answers
-
-
-def _living_nodes() -> dict[str, dict[str, Any]]:
-    """What Ray says of each living node, by its id."""
-    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
 
 
 def _free_resources() -> dict[str, dict[str, float]]:
@@ -410,33 +321,3 @@ def _bundle_nodes(group: PlacementGroup) -> list[str]:
     """Node id of each bundle of a placed group."""
     table = placement_group_table(group)["bundles_to_node_id"]
     return [table[index] for index in range(len(table))]
-
-
-def _answers(asked: dict[Any, Any], seconds: float) -> dict[Any, Any]:
-    """Each call's value, or the exception in its place; GetTimeoutError for those that did not come in time."""
-    references = list(asked.values())
-    ready = set(ray.wait(references, num_returns=len(references), timeout=seconds)[0]) if references else set()
-    answers: dict[Any, Any] = {}
-    for key, reference in asked.items():
-        if reference not in ready:
-            answers[key] = GetTimeoutError("no answer in time")
-            continue
-        try:
-            answers[key] = ray.get(reference)
-        except RayError as error:
-            answers[key] = error
-    return answers
-
-
-def _require(asked: dict[str, Any]) -> None:
-    """Wait for calls whose effect is needed; a dead actor needs none any more."""
-    for name, answer in _answers(asked, RELEASE_SECONDS).items():
-        if isinstance(answer, RayError) and not isinstance(answer, RayActorError):
-            raise ClusterUnavailable(f"{name}: {answer}")
-
-
-def _wait(condition: Callable[[], bool], deadline: float, message: str) -> None:
-    while not condition():
-        if time.monotonic() > deadline:
-            raise ClusterUnavailable(message)
-        time.sleep(POLL_SECONDS)

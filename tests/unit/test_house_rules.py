@@ -39,11 +39,17 @@ SERVER_MAY_IMPORT = {
     "zero_engine.export",
     "zero_engine.compare",
 }
-RAY_ONLY_IN = {"server/controller/ray_cluster.py", "workers/idle_workers.py", "workers/doctor.py"}
+RAY_RUNS_IN = {  # in the driver's process, with what of the workers it makes actors of
+    "server/controller/ray_cluster.py": {"workers.rank_actor"},
+    "server/controller/ray_agents.py": {"workers.agent"},
+    "server/controller/ray_calls.py": set[str](),
+}
+RAY_ONLY_IN = {*RAY_RUNS_IN, "workers/idle_workers.py", "workers/doctor.py"}
 ENGINE_MAY_IMPORT = {"torch", "zero_engine"}
 ENGINE_FILES_MAY_IMPORT = {"safetensors", "xxhash"}  # the checkpoint files
-TORCH_FREE_ENGINE = ("config", "layout", "plan", "reshard", "fold", "manifest", "store", "catalog", "shard", "export")
-TORCH_FREE_ENGINE += ("compare", "tensorfile", "writer", "advice", "appender", "fetcher", "file_calls", "shard_reader")
+TORCH_FREE_ENGINE = ("config", "layout", "fold", "blueprint", "plan", "advice", "reshard", "manifest", "store")
+TORCH_FREE_ENGINE += ("catalog", "shard", "export", "compare", "tensorfile", "writer", "appender", "fetcher")
+TORCH_FREE_ENGINE += ("file_calls", "shard_reader")
 SLEEPS_ON_PURPOSE = {"tests/distributed/delayed_comm.py"}  # being late is what it is for
 FORBIDDEN_NAMES = re.compile(r"(^|/)_?(utils?|helpers?|common|misc|base|managers?)(\.py|/)")
 
@@ -98,7 +104,7 @@ def test_the_server_imports_only_torch_free_files_of_the_other_packages() -> Non
         for name in imports(tree)
         if top(name) in ("workers", "zero_engine") and name not in ("workers", "zero_engine")
         if not within(name, SERVER_MAY_IMPORT)
-        if not (path == "server/controller/ray_cluster.py" and within(name, {"workers.agent", "workers.rank_actor"}))
+        if not within(name, RAY_RUNS_IN.get(path, set()))
     ]
     assert not faults
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from server.controller import ray_cluster
-from server.controller.ray_cluster import HUNG_SECONDS, RayCluster
+from server.controller import ray_agents
+from server.controller.ray_agents import HUNG_SECONDS, RayAgents
+from server.controller.ray_target import RayOptions, RayTarget
 
 
 def test_an_agent_that_answers_nothing_for_long_is_killed_and_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,20 +18,19 @@ def test_an_agent_that_answers_nothing_for_long_is_killed_and_made_anew(monkeypa
     """
     clock, killed, made = [0.0], list[str](), list[str]()
     old = SimpleNamespace(ping=SimpleNamespace(remote=lambda: "asked"))
-    silence = ray_cluster.GetTimeoutError("no answer in time")
+    silence = ray_agents.GetTimeoutError("no answer in time")
     answers: dict[str, Any] = {"node": silence}
-    monkeypatch.setattr(ray_cluster, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(ray_cluster, "_living_nodes", lambda: {"node": {}})
-    monkeypatch.setattr(ray_cluster, "_answers", lambda asked, seconds: answers)
-    monkeypatch.setattr(ray_cluster.ray, "kill", lambda handle, no_restart: killed.append(handle))
-    cluster: Any = RayCluster.__new__(RayCluster)
-    cluster.lock, cluster.agents, cluster.silent = threading.RLock(), {}, {}
-    cluster._actor, cluster._make_agent = lambda name: old, lambda node: made.append(node) or "new"
+    monkeypatch.setattr(ray_agents, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(ray_agents, "living_nodes", lambda: {"node": {}})
+    monkeypatch.setattr(ray_agents, "answers_of", lambda asked, seconds: answers)
+    monkeypatch.setattr(ray_agents.ray, "kill", lambda handle, no_restart: killed.append(handle))
+    agents: Any = RayAgents(RayTarget("nowhere", None, local=True, scratch=""), RayOptions())
+    agents._actor, agents._make_agent = lambda node: old, lambda node: made.append(node) or "new"
 
     def look(at: float) -> Any:
         clock[0] = at
-        cluster._ensure_agents()
-        return cluster.agents.get("node")
+        agents.ensure()
+        return agents._agents.get("node")
 
     assert look(0.0) is None and look(HUNG_SECONDS) is None and killed == made == []
     answers["node"] = {"said": 1}
