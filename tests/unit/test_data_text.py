@@ -155,7 +155,8 @@ def prepare_and_tell(path: str, cache: str, said: Any) -> None:
 def test_one_process_of_a_node_tokenizes(tmp_path: Path) -> None:
     """Property: of four processes that start together, one does the work and the others wait for it."""
     folder = write_folder(tmp_path / "texts")
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     said = context.Queue()
     args = (str(folder), str(tmp_path / "cache"), said)
     processes = [context.Process(target=prepare_and_tell, args=args) for _ in range(4)]
