@@ -25,7 +25,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 # The lanes of .ci/lanes, by folder. Of the service, 3 has what runs on Ray, 4 the API, 1 the rest.
-LANES = {1: {"service"}, 2: {"distributed"}, 3: {"service", "smoke"}, 4: {"service", "unit"}, 5: {"browser"}}
+LANES = {1: {"service"}, 2: {"distributed"}, 3: {"service"}, 4: {"service", "unit"}, 5: {"browser", "smoke"}}
 RAY = {"ray", "ray_harness", "ray_folder"}  # service tests with these fixtures are in lane 3
 
 
