@@ -144,11 +144,11 @@ class Engine(Persistent):
         self.comm.ledger.clear()
         self.comm.ledger.page = "step"
         self._tally = Tally()
+        parts = self._parts
         if self._watches_next:
             self._watches_next = False
-            self._parts.clock.watch(meter_of(self.device))
-        self._tasks = self._parts.blueprint.schedule.tasks(self.rank)
-        parts = self._parts
+            parts.clock.watch(meter_of(self.device))
+        self._tasks = parts.blueprint.schedule.tasks(self.rank)
         for task in self._tasks:
             self._task = task
             parts.synchronizer.begin(task)
