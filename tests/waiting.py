@@ -12,6 +12,7 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 240.0  # below the limit of a test in pyproject.toml, so that the wait can say what it waited for
 LOOK_SECONDS = 0.02
 LOOK_SHARE = 9  # as many times as long as a look took is waited for the next: what is waited for needs the core
+MOST_SECONDS = 1.0  # between looks
 
 
 def stretched(seconds: float) -> float:
@@ -28,6 +29,6 @@ def wait_for(
     while not (value := look()):
         now = time.monotonic()
         assert now < begun + seconds, f"after {seconds} s still {value!r}: {what or look}\n{story()}"
-        pause.wait(max(LOOK_SECONDS, LOOK_SHARE * (now - looked)))
+        pause.wait(min(max(LOOK_SECONDS, LOOK_SHARE * (now - looked)), MOST_SECONDS))
         looked = time.monotonic()
     return value

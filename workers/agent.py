@@ -1,6 +1,6 @@
 """The agent of a node: owns the zygote, sends what dead actors' ranks left, ends what an attempt left behind.
 
-One detached Ray actor per node, made by the server (`ray_cluster.py`); a plain class here. Its death ends the zygote
+One detached Ray actor per node, made by the server (`ray_agents.py`); a plain class here. Its death ends the zygote
 (they are tied by a kill pipe) but no attempt: ranks hang on their own actors. Its successor finds everything in the
 node folder.
 """

@@ -65,9 +65,9 @@ class Assembly:
         activations = Activations([module.get_submodule(name) for name in names], config.activation_checkpointing)
         cast = InputCast(module, getattr(torch, config.compute_dtype))
         self.buffers = BufferWatch(module, config.buffers == "local" or comm.ranks == 1)
-        self.weights = WeightWatch(module, parameters, [entry.spec.name for entry in layout.canonical_entries])
         self.take_down = finalize(self, _call_all, self.hooks.remove, activations.remove, cast.remove)
         self.take_down.atexit = False  # once: by the engine, or when nobody has it any more
+        self.weights = WeightWatch(module, parameters, [entry.spec.name for entry in layout.canonical_entries])
 
 
 def _call_all(*calls: Callable[[], None]) -> None:

@@ -1,6 +1,7 @@
 """A layout cut for one configuration and group: every size and message in bytes, which all others derive theirs from.
 
-Torch-free: shapes and settings are enough. What a stage adds stands in the tables at the end.
+The engine allocates by these sizes and its ledger counts these messages; tests hold both to the byte. Torch-free:
+shapes and settings are enough. What a stage adds stands in the tables at the end.
 """
 
 from __future__ import annotations

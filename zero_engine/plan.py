@@ -1,7 +1,6 @@
-"""Bytes per rank and bytes on the wire, before anything runs. Torch-free: shapes and settings are enough.
+"""Bytes per rank and bytes on the wire, before anything runs: what `blueprint.py` works out, of all ranks together.
 
-The engine allocates by the sizes computed here and its ledger counts what is computed here; tests hold both
-to the byte.
+Torch-free: shapes and settings are enough.
 """
 
 from __future__ import annotations

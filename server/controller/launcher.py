@@ -77,7 +77,11 @@ class Launcher:
         self.new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32)
 
     async def claim(self, start: Start, report_url: str) -> Launch | None:
-        """Write the next attempt of a queued job down. None: the job moved meanwhile, waits, or was failed."""
+        """Write the next attempt of a queued job down. None: the job moved meanwhile, waits, or was failed, or the
+        server stops.
+        """
+        if self._closed:
+            return None
         try:
             prepared = await self._prepare(start)
         except StoreError as error:  # nothing is known of its checkpoints: the next look tries again

@@ -81,7 +81,6 @@ class RayCluster:
 
     def __init__(self, target: RayTarget, options: RayOptions) -> None:
         """Connect. Ray's variables (`ray_head.ray_environment`) must stand in the environment already."""
-        self.target = target
         self.options = options
         loopback: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if target.local else {}
         ray.init(

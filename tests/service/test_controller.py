@@ -668,6 +668,7 @@ async def stopped_during(world: World, part: str) -> tuple[str, list[str]]:
     await reached.wait()
     stopping = asyncio.create_task(world.controller.drain())
     await asyncio.wait([stopping], timeout=0.1)
+    assert stopping.done() == (part == "_prepare"), "it waits for what is written, and for nothing else"
     going_on.set()
     await stopping
     told = await lifespan.pause_live(world.database, world.controller.leadership)
