@@ -28,13 +28,17 @@ BODY = RayOptions(
 
 
 def abandoned_shared_memory() -> set[str]:
-    """Files of /dev/shm that no living process maps or holds open: what somebody left behind."""
+    """Files of /dev/shm that no living process maps or holds open: what somebody left behind.
+
+    Not those of databases, which tests beside this one start, nor folders, which the sessions of tests have there.
+    """
     held = ""
     for process in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             held += process.joinpath("maps").read_text()
             held += "".join(os.readlink(link) for link in process.joinpath("fd").iterdir())
-    return {name for name in os.listdir("/dev/shm") if f"/dev/shm/{name}" not in held}
+    files = [path for path in Path("/dev/shm").iterdir() if path.is_file() and not path.name.startswith("PostgreSQL.")]
+    return {path.name for path in files if str(path) not in held}
 
 
 class Harness:
