@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -28,7 +29,7 @@ class Landing:
     staging: Tensor  # 1-D uint8
     slice: int  # elements that are sent at once
 
-    @property
+    @cached_property
     def others(self) -> Sequence[int]:
         """All ranks but this one."""
         return [peer for peer in range(self.ranks) if peer != self.rank]

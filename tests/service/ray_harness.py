@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -30,15 +31,15 @@ BODY = RayOptions(
 def abandoned_shared_memory() -> set[str]:
     """Files of /dev/shm that no living process maps or holds open: what somebody left behind.
 
-    Not those of databases, which tests beside this one start, nor folders, which the sessions of tests have there.
+    Not what sessions of tests beside this one have there: their own folders, and segments of their databases.
     """
     held = ""
     for process in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             held += process.joinpath("maps").read_text()
             held += "".join(os.readlink(link) for link in process.joinpath("fd").iterdir())
-    files = [path for path in Path("/dev/shm").iterdir() if path.is_file() and not path.name.startswith("PostgreSQL.")]
-    return {path.name for path in files if str(path) not in held}
+    others = re.compile(r"sy-t-\w+-memory|PostgreSQL\.\d+")
+    return {name for name in os.listdir("/dev/shm") if f"/dev/shm/{name}" not in held and not others.fullmatch(name)}
 
 
 class Harness:
